@@ -1,0 +1,1 @@
+//! The end of the line: one line on stderr by `write(2)`, then an abort.

@@ -1,0 +1,2 @@
+//! front
+pub(crate) mod size_class;

@@ -1,0 +1,69 @@
+//! thermalloc: a memory allocator that keeps hot pages warm and gives cold ones back.
+//!
+//! Layers, each knowing only the one below:
+//! `api` (entry points) -> `front` (per-CPU caches) -> `arena` (slabs) -> `extent` (pages) -> `os`.
+//! `heat` decides what is cold; `control` holds the option and the statistics table.
+#![cfg_attr(not(any(test, loom)), no_std)]
+
+#[cfg(any(test, loom))]
+extern crate std;
+
+pub mod api;
+pub(crate) mod arena;
+mod background;
+pub mod control;
+pub(crate) mod extent;
+pub(crate) mod fatal;
+pub(crate) mod front;
+pub(crate) mod heat;
+pub(crate) mod os;
+pub(crate) mod sync;
+
+use core::alloc::{GlobalAlloc, Layout};
+
+/// The allocator, for `#[global_allocator]`.
+///
+/// ```
+/// #[global_allocator]
+/// static GLOBAL: thermalloc::Thermalloc = thermalloc::Thermalloc;
+/// assert_eq!(vec![1u8; 1000].len(), 1000);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Thermalloc;
+
+/// Every block of at least 16 bytes has this alignment, whatever its layout asks.
+const MIN_ALIGN: usize = 16;
+
+// SAFETY: `api` returns null or a block of at least `layout.size()` bytes with the alignment
+// asked for, that overlaps no other live block, and keeps the contents on realloc.
+unsafe impl GlobalAlloc for Thermalloc {
+    #[inline]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if layout.align() <= MIN_ALIGN {
+            api::alloc(layout.size())
+        } else {
+            api::alloc_aligned(layout.size(), layout.align())
+        }
+    }
+
+    #[inline]
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller passes a live block of ours with its layout.
+        unsafe { api::free_sized(ptr, layout.size(), layout.align()) }
+    }
+
+    #[inline]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if layout.align() <= MIN_ALIGN {
+            api::alloc_zeroed(layout.size())
+        } else {
+            api::alloc_aligned_zeroed(layout.size(), layout.align())
+        }
+    }
+
+    #[inline]
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        // SAFETY: the caller passes a live block of ours with its layout.
+        unsafe { api::realloc_aligned(ptr, new_size, layout.align()) }
+    }
+}

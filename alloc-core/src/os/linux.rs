@@ -1,0 +1,1 @@
+//! Linux: raw system calls only.

@@ -1,0 +1,35 @@
+//! The one place for system calls: the [`Os`] trait that the page layer is written against, the
+//! Linux implementation, and the fake kernel and clock of the tests.
+pub(crate) mod linux;
+
+/// A system call's error number (`ENOMEM` and so on).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) i32);
+
+/// What the page layer asks of a kernel. Addresses and lengths are multiples of the page size.
+pub(crate) trait Os: Sync {
+    /// Page size, bytes (4, 16 or 64 KiB).
+    fn page_size(&self) -> usize;
+    /// Maps `len` zero bytes, readable and writable, at exactly `addr`; `Err` where anything is mapped there.
+    fn map_at(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Removes a mapping.
+    ///
+    /// # Safety
+    /// Nothing refers to `[addr, addr + len)` any more.
+    unsafe fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Gives the pages back to the kernel at once; they read as zero afterwards (`MADV_DONTNEED`).
+    ///
+    /// # Safety
+    /// The range is ours and its contents are not needed any more.
+    unsafe fn purge(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// Which pages are resident: bit 0 of one byte a page (`mincore`).
+    fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno>;
+    /// Moves the pages of `[from, from + len)` to `to`, which is ours and mapped; `from` stays
+    /// mapped and reads as zero afterwards (`mremap` with `MREMAP_DONTUNMAP`).
+    ///
+    /// # Safety
+    /// Both ranges are ours; the contents of the target are not needed any more.
+    unsafe fn move_pages(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
+    /// Milliseconds of a monotonic clock.
+    fn now_ms(&self) -> u64;
+}
