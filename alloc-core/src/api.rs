@@ -1,66 +1,175 @@
 //! The entry points: allocate, resize, free.
 //!
-//! Every function is callable from any thread at any time from the first instruction of the
-//! process on. Sizes and alignments are bytes; a null result means out of memory.
-#![allow(missing_docs, clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, clippy::ptr_as_ptr)]
-// Bump allocator until the layers below are in.
-use core::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-static END: AtomicUsize = AtomicUsize::new(0);
-#[inline(never)]
-pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
-    if size > isize::MAX as usize / 2 || align > 1 << 40 {
-        return core::ptr::null_mut();
-    }
-    let align = align.max(16);
-    loop {
-        let n = NEXT.load(SeqCst);
-        let p = (n + 16 + align - 1) & !(align - 1);
-        if n == 0 || p + size > END.load(SeqCst) {
-            let len = (size + align + (1 << 26)) & !4095;
-            let m = unsafe {
-                let r: isize;
-                core::arch::asm!("syscall", inlateout("rax") 9isize => r, in("rdi") 0, in("rsi") len,
-                    in("rdx") 3, in("r10") 0x4022, in("r8") -1, in("r9") 0, out("rcx") _, out("r11") _);
-                r
-            };
-            if m < 0 {
-                return core::ptr::null_mut();
-            }
-            NEXT.store(m as usize, SeqCst);
-            END.store(m as usize + len, SeqCst);
-            continue;
-        }
-        if NEXT.compare_exchange(n, p + size, SeqCst, SeqCst).is_ok() {
-            unsafe { *(p as *mut usize).sub(1) = size };
-            return p as *mut u8;
-        }
-    }
-}
+//! Every function may be called from any thread at any time, from the first instruction of the
+//! process on. Sizes and alignments are bytes; alignments are powers of two. A null result means that
+//! memory is out; then nothing has changed. Blocks have at least 16 bytes and that alignment.
+use core::ptr::null_mut;
+
+use crate::extent::page_map::PAGE;
+use crate::fatal::fatal;
+use crate::front;
+use crate::front::size_class::{CACHED_MAX, CLASSES, LARGE, class_bytes, class_of, class_of_aligned};
+use crate::process::{self, HEAP};
+
+/// Largest block, bytes: pointers into one block must have a difference that fits `isize`.
+const MOST_BYTES: usize = isize::MAX as usize;
+
+/// A block of `size` bytes.
+#[inline(always)]
+#[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
-    alloc_aligned(size, 16)
+    if size <= CACHED_MAX { front::alloc(class_of(size)) } else { alloc_large(size, 1, false) }
 }
+
+/// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
+#[inline]
+#[must_use]
 pub fn alloc_zeroed(size: usize) -> *mut u8 {
-    alloc_aligned(size, 16)
+    if size > CACHED_MAX {
+        return alloc_large(size, 1, true);
+    }
+    zeroed(front::alloc(class_of(size)), size)
 }
+
+/// A block of `size` bytes whose address is a multiple of `align`.
+#[inline]
+#[must_use]
+pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
+    match class_of_aligned(size, align, PAGE) {
+        Some(class) => front::alloc(class),
+        None => alloc_large(size, align, false),
+    }
+}
+
+/// A block of `size` zero bytes whose address is a multiple of `align`.
+#[inline]
+#[must_use]
 pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
-    alloc_aligned(size, align)
+    match class_of_aligned(size, align, PAGE) {
+        Some(class) => zeroed(front::alloc(class), size),
+        None => alloc_large(size, align, true),
+    }
 }
-pub unsafe fn usable_size(p: *mut u8) -> usize {
-    if p.is_null() { 0 } else { unsafe { *(p as *mut usize).sub(1) } }
+
+fn zeroed(p: *mut u8, size: usize) -> *mut u8 {
+    if !p.is_null() {
+        // SAFETY: the block has at least `size` bytes.
+        unsafe { p.write_bytes(0, size) };
+    }
+    p
 }
-pub unsafe fn realloc_aligned(p: *mut u8, size: usize, align: usize) -> *mut u8 {
-    let q = alloc_aligned(size, align);
+
+#[cold]
+fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
+    if size > MOST_BYTES || !process::ready() {
+        return null_mut();
+    }
+    front::note_large(size);
+    HEAP.alloc_large(size, align, zero)
+}
+
+/// Frees `p`, which may be null.
+///
+/// # Safety
+/// `p` is null or a live block of this allocator, and is not used afterwards. A pointer that is not
+/// ends the process where that can be seen.
+#[inline(always)]
+pub unsafe fn free(p: *mut u8) {
+    let code = HEAP.pages.space.window.code_of(p.addr());
+    if !front::push(code, p) {
+        free_slow(code, p);
+    }
+}
+
+/// Frees `p`, a block that was asked for with `size` and `align`.
+///
+/// # Safety
+/// As for [`free`]; `size` and `align` are those of the request.
+#[inline(always)]
+pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
+    let _ = (size, align);
+    // SAFETY: as the caller promises.
+    unsafe { free(p) }
+}
+
+#[cold]
+#[inline(never)]
+fn free_slow(code: u8, p: *mut u8) {
+    if (1..=CLASSES).contains(&usize::from(code)) {
+        front::overflow(code, p);
+    } else if code == LARGE {
+        // SAFETY: the caller of `free` gave the block up.
+        unsafe { HEAP.free_large(p) };
+        process::freed_pages();
+    } else if !p.is_null() {
+        fatal("free of a pointer that is not a live block", p.addr());
+    }
+}
+
+/// Resizes `p` to `new_size` bytes, in place where that is possible; the contents are kept up to
+/// the smaller size. On failure `p` stays as it is.
+///
+/// # Safety
+/// As for [`free`]; `p` is not null. On success only the result may be used.
+#[inline]
+pub unsafe fn realloc(p: *mut u8, new_size: usize) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe { realloc_aligned(p, new_size, 1) }
+}
+
+/// As [`realloc`], and the result has alignment `align`.
+///
+/// # Safety
+/// As for [`realloc`].
+pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
+    let code = HEAP.pages.space.window.code_of(p.addr());
+    let old_size = block_bytes(code, p);
+    let aligned = p.addr() & (align - 1) == 0;
+    if code == LARGE && new_size > CACHED_MAX {
+        if new_size > MOST_BYTES {
+            return null_mut();
+        }
+        if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
+            process::freed_pages();
+            return q;
+        }
+    } else if aligned && new_size <= old_size && code != LARGE {
+        let class = class_of(new_size);
+        if class == code || class_bytes(class) * 2 > old_size {
+            return p;
+        }
+    }
+    let q = if align <= 16 { alloc(new_size) } else { alloc_aligned(new_size, align) };
     if !q.is_null() {
-        unsafe { core::ptr::copy_nonoverlapping(p, q, usable_size(p).min(size)) };
+        // SAFETY: both blocks are live, distinct and at least that long.
+        unsafe { core::ptr::copy_nonoverlapping(p, q, old_size.min(new_size)) };
+        // SAFETY: the caller gave the old block up.
+        unsafe { free(p) };
     }
     q
 }
-pub unsafe fn realloc(p: *mut u8, size: usize) -> *mut u8 {
-    unsafe { realloc_aligned(p, size, 16) }
+
+/// The bytes of `p` that may be used, at least what was asked for; 0 for null.
+///
+/// # Safety
+/// `p` is null or a live block.
+#[must_use]
+pub unsafe fn usable_size(p: *const u8) -> usize {
+    if p.is_null() {
+        return 0;
+    }
+    block_bytes(HEAP.pages.space.window.code_of(p.addr()), p.cast_mut())
 }
-pub unsafe fn free(_p: *mut u8) {}
-pub unsafe fn free_sized(_p: *mut u8, _size: usize, _align: usize) {}
+
+fn block_bytes(code: u8, p: *mut u8) -> usize {
+    match code {
+        LARGE => HEAP.large_bytes(p),
+        _ if (1..=CLASSES).contains(&usize::from(code)) => class_bytes(code),
+        _ => fatal("use of a pointer that is not a live block", p.addr()),
+    }
+}
+
+/// Gives all free memory back to the kernel, also what is hot. Returns how many bytes that were.
 pub fn trim() -> usize {
-    0
+    process::trim()
 }

@@ -1,1 +1,420 @@
-//! arena
+//! Arenas: one for each possible CPU, each with its own lock, bins and slabs. A block is taken from
+//! the arena of the CPU that asks, and goes back to the arena that its slab belongs to, without
+//! that arena's lock (see `slab`). Whoever reports a slab then tries the arena's lock; who holds it
+//! looks at the pending list once more after letting it go, so no report is left lying.
+pub(crate) mod bin;
+pub(crate) mod large;
+pub(crate) mod slab;
+
+use self::slab::{Bits, Pending, Slots};
+use crate::extent::base::Table;
+use crate::extent::heap::PageHeap;
+use crate::extent::page_map::{LG_PAGE, PAGE};
+use crate::extent::tree::Tree;
+use crate::extent::{Extent, ExtentId, Extents, State};
+use crate::fatal::fatal;
+use crate::front::size_class::{SLAB_CLASSES, SizeClass, class_bytes};
+use crate::os::{Errno, Os};
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::lock::{Guard, Mutex, RawLock};
+
+/// Most blocks that one call takes or gives.
+pub(crate) const BATCH: usize = 64;
+
+/// The slabs of one class in one arena: the one that blocks are taken from, and those with free
+/// slots, of which the lowest address is next.
+struct Bin {
+    current: ExtentId,
+    partial: Tree,
+}
+
+/// An arena's bins, by class.
+pub(crate) struct Bins([Bin; SLAB_CLASSES + 1]);
+
+/// One CPU's slabs.
+pub(crate) struct Arena {
+    bins: Mutex<Bins>,
+    pending: Pending,
+}
+
+impl Arena {
+    pub(crate) const fn new() -> Self {
+        const BIN: Bin = Bin { current: 0, partial: Tree::by_address() };
+        Self { bins: Mutex::new(Bins([BIN; SLAB_CLASSES + 1])), pending: Pending::new() }
+    }
+}
+
+/// All memory of one kernel `O`: arenas over a page heap.
+pub(crate) struct Heap<O> {
+    pub(crate) pages: PageHeap<O>,
+    arenas: Table<Arena>,
+    arena_count: AtomicU32,
+    bits: Table<Bits>,
+    spare_bits: Mutex<SpareBits>,
+    /// Large blocks whose pages were moved by the kernel.
+    moves: AtomicU32,
+}
+
+/// Bitmaps that no slab uses, linked through their first word.
+struct SpareBits {
+    first: u32,
+    next_new: u32,
+}
+
+impl<O: Os> Heap<O> {
+    pub(crate) const fn new(os: O) -> Self {
+        Self {
+            pages: PageHeap::new(os),
+            arenas: Table::new(),
+            arena_count: AtomicU32::new(0),
+            bits: Table::new(),
+            spare_bits: Mutex::new(SpareBits { first: 0, next_new: 1 }),
+            moves: AtomicU32::new(0),
+        }
+    }
+
+    /// Places everything; `arenas` is how many arenas to make. Called once.
+    pub(crate) fn init(&self, random: u64, arenas: u32) -> Result<(), Errno> {
+        self.pages.init(random, |start, bytes| self.bits.place(start, bytes))?;
+        let (side, bytes) = self.pages.space.window.side();
+        self.arenas.place(side, bytes / 4);
+        self.arenas.ensure(&self.pages.space.os, arenas as usize)?;
+        for i in 0..arenas as usize {
+            // SAFETY: the entry is mapped, and nobody knows of it before the count is stored.
+            unsafe { self.arenas.at(i).write(Arena::new()) };
+        }
+        self.arena_count.store(arenas, Ordering::Release);
+        Ok(())
+    }
+
+    /// Number of arenas.
+    pub(crate) fn arena_count(&self) -> u32 {
+        self.arena_count.load(Ordering::Relaxed)
+    }
+
+    fn arena(&self, index: u32) -> &Arena {
+        debug_assert!(index < self.arena_count());
+        // SAFETY: arenas below the count were written by `init` and stay.
+        unsafe { &*self.arenas.at(index as usize) }
+    }
+
+    fn extents(&self) -> &Extents {
+        &self.pages.space.extents
+    }
+
+    /// A view of a slab's shared words.
+    fn slots<'a>(&'a self, e: &'a Extent) -> Slots<'a> {
+        // SAFETY: the slab's bitmap was handed out to it and is never unmapped.
+        let bits = unsafe { &*self.bits.at(e.bits() as usize) };
+        let slots = u32::from(e.slots());
+        Slots { ctl: &e.ctl, bits: &bits[..(slots as usize).div_ceil(64)], slots }
+    }
+
+    /// Takes blocks of `class`, for the CPU `cpu`, until `out` (at most [`BATCH`]) is full. Returns
+    /// how many; 0 means that memory is out.
+    pub(crate) fn take(&self, cpu: u32, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        if usize::from(class) > SLAB_CLASSES {
+            return self.take_extents(class, out);
+        }
+        let index = cpu % self.arena_count();
+        let arena = self.arena(index);
+        let mut bins = arena.bins.lock();
+        self.answer_reports(arena, &mut bins);
+        let mut taken = 0;
+        while taken < out.len() {
+            let Some(slab) = self.usable_slab(index, class, &mut bins) else { break };
+            taken += self.take_slots(slab, &mut out[taken..]);
+        }
+        drop(bins);
+        self.settle_reports(arena);
+        taken
+    }
+
+    fn take_slots(&self, slab: ExtentId, out: &mut [*mut u8]) -> usize {
+        let e = self.extents().get(slab);
+        let start = self.pages.space.window.address(e.start());
+        let size = class_bytes(e.code());
+        let mut n = 0;
+        #[allow(clippy::cast_possible_truncation, reason = "at most BATCH")]
+        let most = out.len() as u32;
+        let (_, word) = self.slots(e).take(usize::from(e.hint()), most, |slot| {
+            out[n] = core::ptr::with_exposed_provenance_mut(start + slot as usize * size);
+            n += 1;
+        });
+        #[allow(clippy::cast_possible_truncation, reason = "at most WORDS")]
+        e.set_hint(word as u16);
+        n
+    }
+
+    /// The slab to take blocks of `class` from: the current one while it has free slots, else the
+    /// partly used one with the lowest address, else a new one.
+    fn usable_slab(&self, arena: u32, class: SizeClass, bins: &mut Bins) -> Option<ExtentId> {
+        let extents = self.extents();
+        let bin = &mut bins.0[usize::from(class)];
+        loop {
+            if bin.current != 0 {
+                let slots = self.slots(extents.get(bin.current));
+                if slots.free_count() > 0 || !slots.detach() {
+                    return Some(bin.current);
+                }
+                bin.current = 0;
+            }
+            let lowest = bin.partial.at_least(extents, 0);
+            if lowest == 0 {
+                bin.current = self.new_slab(arena, class)?;
+                return Some(bin.current);
+            }
+            bin.partial.remove(extents, lowest);
+            bin.current = lowest;
+        }
+    }
+
+    fn new_slab(&self, arena: u32, class: SizeClass) -> Option<ExtentId> {
+        let shape = bin::shape(class, self.pages.space.os.page_size());
+        let bits = self.take_bits()?;
+        let pages = self.pages.pages_for(shape.bytes)?;
+        let Some(taken) = self.pages.alloc(pages, PAGE, State::Slab, class) else {
+            self.drop_bits(bits);
+            return None;
+        };
+        let e = self.extents().get(taken.id);
+        #[allow(clippy::cast_possible_truncation, reason = "slots are at most MOST_SLOTS, arenas 65536")]
+        {
+            e.set_arena(arena as u16);
+            e.set_slots(shape.slots as u16);
+        }
+        e.set_magic(shape.magic);
+        e.set_bits(bits);
+        e.set_hint(0);
+        self.slots(e).init();
+        let window = &self.pages.space.window;
+        for page in e.start()..e.end() {
+            window.set_owner(page, taken.id);
+        }
+        window.set_code(e.start(), pages, class);
+        Some(taken.id)
+    }
+
+    fn release_slab(&self, slab: ExtentId) {
+        let e = self.extents().get(slab);
+        self.pages.space.window.set_code(e.start(), e.pages(), 0);
+        self.drop_bits(e.bits());
+        self.pages.free(slab);
+    }
+
+    fn take_bits(&self) -> Option<u32> {
+        let mut spare = self.spare_bits.lock();
+        if spare.first != 0 {
+            let bits = spare.first;
+            #[allow(clippy::cast_possible_truncation, reason = "a link is an index")]
+            let next = self.bits_link(bits).load(Ordering::Relaxed) as u32;
+            spare.first = next;
+            return Some(bits);
+        }
+        self.bits.ensure(&self.pages.space.os, spare.next_new as usize + 1).ok()?;
+        spare.next_new += 1;
+        Some(spare.next_new - 1)
+    }
+
+    fn drop_bits(&self, bits: u32) {
+        let mut spare = self.spare_bits.lock();
+        self.bits_link(bits).store(u64::from(spare.first), Ordering::Relaxed);
+        spare.first = bits;
+    }
+
+    fn bits_link(&self, bits: u32) -> &crate::sync::atomic::AtomicU64 {
+        // SAFETY: the entry was ensured when the bitmap was first handed out.
+        unsafe { &(*self.bits.at(bits as usize))[0] }
+    }
+
+    /// Takes single extents of a class above `SLAB_MAX`.
+    fn take_extents(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        let Some(pages) = self.pages.pages_for(class_bytes(class)) else { return 0 };
+        for (n, slot) in out.iter_mut().enumerate() {
+            let Some(taken) = self.pages.alloc(pages, PAGE, State::Block, class) else { return n };
+            let start = self.extents().get(taken.id).start();
+            self.pages.space.window.set_code(start, 1, class);
+            *slot = core::ptr::with_exposed_provenance_mut(self.pages.space.window.address(start));
+        }
+        out.len()
+    }
+
+    /// Gives blocks of `class` back (at most [`BATCH`]), whatever arenas they are from.
+    ///
+    /// # Safety
+    /// The blocks were taken and nobody uses them. What breaks that in a way that can be seen (a
+    /// pointer into the middle of a block, a block that is free already) ends the process.
+    pub(crate) unsafe fn give(&self, class: SizeClass, blocks: &[*mut u8]) {
+        if usize::from(class) > SLAB_CLASSES {
+            self.give_extents(class, blocks);
+            return;
+        }
+        let mut i = 0;
+        while i < blocks.len() {
+            let id = self.slab_of(class, blocks[i]);
+            let e = self.extents().get(id);
+            let slots = self.slots(e);
+            let (start, end) = (self.pages.space.window.address(e.start()), self.pages.space.window.address(e.end()));
+            let mut freed = 0;
+            while i < blocks.len() && (start..end).contains(&blocks[i].addr()) {
+                self.free_slot(e, &slots, start, blocks[i]);
+                freed += 1;
+                i += 1;
+            }
+            if slots.count_freed(freed) {
+                let arena = self.arena(u32::from(e.arena()));
+                arena.pending.put(id, &e.pending_next);
+                self.settle_reports(arena);
+            }
+        }
+    }
+
+    fn slab_of(&self, class: SizeClass, block: *mut u8) -> ExtentId {
+        let window = &self.pages.space.window;
+        if let Some(page) = window.page_of(block.addr()) {
+            let id = window.owner(page);
+            let e = self.extents().get(id);
+            if id != 0 && e.state() == State::Slab && e.code() == class && (e.start()..e.end()).contains(&page) {
+                return id;
+            }
+        }
+        fatal("free of a pointer that is not a block", block.addr())
+    }
+
+    fn free_slot(&self, e: &Extent, slots: &Slots<'_>, start: usize, block: *mut u8) {
+        let offset = block.addr() - start;
+        let slot = bin::slot_of(offset, e.magic());
+        if slot * class_bytes(e.code()) != offset || slot >= slots.slots as usize {
+            fatal("free of a pointer into the middle of a block", block.addr());
+        }
+        if slots.free(slot / 64, 1 << (slot % 64)).is_err() {
+            fatal("double free", block.addr());
+        }
+    }
+
+    fn give_extents(&self, class: SizeClass, blocks: &[*mut u8]) {
+        let mut ids = [0; BATCH];
+        for (n, &block) in blocks.iter().enumerate() {
+            ids[n] = self.extent_of(block, State::Block);
+            let e = self.extents().get(ids[n]);
+            if e.code() != class {
+                fatal("free of a pointer that is not a block", block.addr());
+            }
+            // The state tells a second free of the same block in this batch.
+            e.set_state(State::Unused);
+            self.pages.space.window.set_code(e.start(), 1, 0);
+        }
+        self.pages.free_all(&ids[..blocks.len()]);
+    }
+
+    /// The extent that starts at `block` and is in state `state`; anything else ends the process.
+    pub(crate) fn extent_of(&self, block: *mut u8, state: State) -> ExtentId {
+        let window = &self.pages.space.window;
+        if let Some(page) = window.page_of(block.addr()) {
+            let id = window.owner(page);
+            let e = self.extents().get(id);
+            if id != 0 && e.start() == page && e.state() == state {
+                if block.addr() & (PAGE - 1) != 0 {
+                    fatal("free of a pointer into the middle of a block", block.addr());
+                }
+                return id;
+            }
+        }
+        fatal("double free, or free of a pointer that is not a block", block.addr())
+    }
+
+    /// Looks at the slabs that were reported: puts those with free slots in their bins, and releases
+    /// those that are unused.
+    fn answer_reports(&self, arena: &Arena, bins: &mut Guard<'_, Bins>) {
+        let extents = self.extents();
+        let mut id = arena.pending.take();
+        while id != 0 {
+            let e = extents.get(id);
+            let next = e.pending_next.load(Ordering::Relaxed);
+            let slots = self.slots(e);
+            let detached = slots.answer();
+            let bin = &mut bins.0[usize::from(e.code())];
+            if bin.current != id {
+                if slots.is_unused() {
+                    if !detached {
+                        bin.partial.remove(extents, id);
+                    }
+                    self.release_slab(id);
+                } else if detached {
+                    bin.partial.insert(extents, id);
+                }
+            }
+            id = next;
+        }
+    }
+
+    /// Answers the arena's reports if nobody holds its lock; whoever does will look after it.
+    fn settle_reports(&self, arena: &Arena) {
+        loop {
+            // Either the holder of the lock sees the report, or the reporter sees the lock free.
+            fence(Ordering::SeqCst);
+            if arena.pending.is_empty() {
+                return;
+            }
+            let Some(mut bins) = arena.bins.try_lock() else { return };
+            self.answer_reports(arena, &mut bins);
+        }
+    }
+
+    /// Releases the current slabs that are unused, of all arenas: for when nothing is going on.
+    pub(crate) fn release_unused(&self) {
+        for index in 0..self.arena_count() {
+            let arena = self.arena(index);
+            let Some(mut bins) = arena.bins.try_lock() else { continue };
+            self.answer_reports(arena, &mut bins);
+            for bin in &mut bins.0 {
+                if bin.current != 0 && self.slots(self.extents().get(bin.current)).is_unused() {
+                    self.release_slab(bin.current);
+                    bin.current = 0;
+                }
+            }
+            drop(bins);
+            self.settle_reports(arena);
+        }
+    }
+
+    /// Bytes that are out (live, or in a cache above), and the slabs, blocks and large blocks that
+    /// hold them.
+    pub(crate) fn usage(&self) -> Usage {
+        let mut u = Usage { metadata_bytes: self.bits.mapped_bytes() + self.arenas.mapped_bytes(), ..Usage::default() };
+        self.pages.for_each_in_use(|e| match e.state() {
+            State::Slab => {
+                let used = u32::from(e.slots()) - self.slots(e).free_count().min(u32::from(e.slots()));
+                u.slabs += 1;
+                u.slab_bytes += (e.pages() as usize) << LG_PAGE;
+                u.out_bytes += used as usize * class_bytes(e.code());
+            }
+            State::Block => u.out_bytes += class_bytes(e.code()),
+            _ => {
+                u.large += 1;
+                u.out_bytes += (e.pages() as usize) << LG_PAGE;
+            }
+        });
+        u
+    }
+
+    /// Calls `each` with every lock, in the order in which they are taken.
+    pub(crate) fn for_each_lock(&self, mut each: impl FnMut(&RawLock)) {
+        for index in 0..self.arena_count() {
+            each(self.arena(index).bins.raw());
+        }
+        each(self.spare_bits.raw());
+        each(self.pages.raw_lock());
+    }
+}
+
+/// What the arenas hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    /// Bytes of blocks that are live or in a cache.
+    pub(crate) out_bytes: usize,
+    pub(crate) slabs: usize,
+    pub(crate) slab_bytes: usize,
+    pub(crate) large: usize,
+    pub(crate) metadata_bytes: usize,
+}

@@ -1,1 +1,174 @@
-//! extent
+//! The page layer: extents (runs of pages) tile the window without a gap. An extent is in use (a
+//! slab, a block with an extent of its own) or a free piece: dirty (its pages may be resident) or
+//! clean (its pages read as zero and cost nothing). Records live outside the pages they describe.
+//!
+//! Invariants, under the heap's lock: every page below the window's limit belongs to exactly one
+//! extent; the owner map names it on its first and last page; free pieces, and they alone, are in
+//! the trees of `cache`.
+pub(crate) mod base;
+pub(crate) mod cache;
+pub(crate) mod heap;
+pub(crate) mod page_map;
+pub(crate) mod tree;
+
+use crate::extent::base::Table;
+use crate::os::{Errno, Os};
+use crate::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// Index of an extent's record; 0 is none.
+pub(crate) type ExtentId = u32;
+
+/// What an extent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum State {
+    /// The record is not in use.
+    Unused,
+    /// A slab of an arena.
+    Slab,
+    /// A live (or cached) block of a class above `SLAB_MAX`.
+    Block,
+    /// A live block above `CACHED_MAX`.
+    Large,
+    /// Free; pages may be resident and hold old bytes.
+    Dirty,
+    /// Free; pages read as zero.
+    Clean,
+    /// Free, and being given back to the kernel just now.
+    Purging,
+    /// Not ours: something else was mapped here when the window grew past it.
+    Foreign,
+}
+
+impl State {
+    fn from_u8(raw: u8) -> Self {
+        match raw {
+            1 => Self::Slab,
+            2 => Self::Block,
+            3 => Self::Large,
+            4 => Self::Dirty,
+            5 => Self::Clean,
+            6 => Self::Purging,
+            7 => Self::Foreign,
+            _ => Self::Unused,
+        }
+    }
+}
+
+macro_rules! fields {
+    ($($(#[$doc:meta])* $get:ident, $set:ident: $ty:ty;)*) => {
+        $($(#[$doc])*
+        #[inline(always)]
+        pub(crate) fn $get(&self) -> $ty {
+            self.$get.load(Relaxed)
+        }
+        #[inline(always)]
+        pub(crate) fn $set(&self, value: $ty) {
+            self.$get.store(value, Relaxed);
+        })*
+    };
+}
+
+/// An extent's record. Fields are atomics because a freeing thread reads a slab's without a lock;
+/// they are written under the heap's lock, or by the slab's arena under its own.
+#[repr(C, align(64))]
+pub(crate) struct Extent {
+    start: AtomicU32,
+    pages: AtomicU32,
+    state: AtomicU8,
+    code: AtomicU8,
+    arena: AtomicU16,
+    left: AtomicU32,
+    right: AtomicU32,
+    prev: AtomicU32,
+    next: AtomicU32,
+    magic: AtomicU32,
+    stamp_ms: AtomicU64,
+    /// Slab: see `arena::slab`.
+    pub(crate) ctl: AtomicU32,
+    /// Slab: link in the arena's pending list.
+    pub(crate) pending_next: AtomicU32,
+    bits: AtomicU32,
+    slots: AtomicU16,
+    hint: AtomicU16,
+}
+
+impl Extent {
+    fields! {
+        /// First page.
+        start, set_start: u32;
+        /// Length, pages.
+        pages, set_pages: u32;
+        /// Slab: size class. Block: size class.
+        code, set_code: u8;
+        /// Slab: index of its arena.
+        arena, set_arena: u16;
+        /// Tree link.
+        left, set_left: ExtentId;
+        /// Tree link.
+        right, set_right: ExtentId;
+        /// List link: towards the older piece.
+        prev, set_prev: ExtentId;
+        /// List link: towards the younger piece.
+        next, set_next: ExtentId;
+        /// Slab: 2^32 / slot size, rounded up, so that a slot's index is a multiplication.
+        magic, set_magic: u32;
+        /// Free piece: when its youngest page was freed, milliseconds of the heap's clock.
+        stamp_ms, set_stamp_ms: u64;
+        /// Slab: index of its bitmap.
+        bits, set_bits: u32;
+        /// Slab: number of slots.
+        slots, set_slots: u16;
+        /// Slab: word of the bitmap where the last free slot was found.
+        hint, set_hint: u16;
+    }
+
+    /// What it is.
+    #[inline(always)]
+    pub(crate) fn state(&self) -> State {
+        State::from_u8(self.state.load(Relaxed))
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Relaxed);
+    }
+
+    /// The page after its last.
+    pub(crate) fn end(&self) -> u32 {
+        self.start() + self.pages()
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        matches!(self.state(), State::Dirty | State::Clean)
+    }
+}
+
+/// All records.
+pub(crate) struct Extents(Table<Extent>);
+
+impl Extents {
+    pub(crate) const fn new() -> Self {
+        Self(Table::new())
+    }
+
+    pub(crate) fn place(&self, start: usize, bytes: usize) {
+        self.0.place(start, bytes);
+    }
+
+    pub(crate) fn ensure(&self, os: &impl Os, len: u32) -> Result<(), Errno> {
+        self.0.ensure(os, len as usize)
+    }
+
+    pub(crate) fn metadata_bytes(&self) -> usize {
+        self.0.mapped_bytes()
+    }
+
+    /// The record of `id`, which was handed out.
+    #[inline(always)]
+    pub(crate) fn get(&self, id: ExtentId) -> &Extent {
+        // SAFETY: ids are handed out after `ensure` for them, records are zero-initialised memory
+        // that is never unmapped, and every field is an atomic.
+        unsafe { &*self.0.at(id as usize) }
+    }
+}

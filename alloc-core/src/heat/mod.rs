@@ -1,1 +1,4 @@
-//! heat
+//! What is hot and what is cold: decisions only, in numbers of pages and milliseconds. `extent`
+//! acts on them.
+pub(crate) mod decay;
+pub(crate) mod demand;

@@ -1,1 +1,3 @@
 //! sync
+pub(crate) use core::sync::atomic;
+pub(crate) mod lock;

@@ -1,0 +1,163 @@
+//! A slab: one extent cut into slots of one size, with a bitmap of its free slots outside of it.
+//!
+//! Freeing needs no lock, from any thread: set the slot's bit, then add to the count in the control
+//! word. Taking is done by one thread at a time, under the arena's lock: clear bits, then subtract.
+//! So the count may lag behind the bits but a slab is only released when the count says that all
+//! slots are free *and* it is seen under the lock. A thread whose free makes a detached slab usable,
+//! or a slab wholly free, is told to put the slab on its arena's pending list; the flag that says
+//! so is set in the same step, so a slab is on the list at most once and is never released while
+//! somebody is about to put it there.
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Most slots in a slab.
+pub(crate) const MOST_SLOTS: usize = 1024;
+/// Words of a bitmap.
+pub(crate) const WORDS: usize = MOST_SLOTS / 64;
+/// A slab's bitmap: bit i is set when slot i is free.
+pub(crate) type Bits = [AtomicU64; WORDS];
+
+/// Count of zero free slots: the count may lag, so it is kept off zero.
+const ZERO: u32 = 4096;
+const COUNT: u32 = 0xffff;
+/// The slab has no free slots and is in no list of its arena.
+const DETACHED: u32 = 1 << 16;
+/// The slab is on the arena's pending list, or about to be.
+const PENDING: u32 = 1 << 17;
+
+/// A view of a slab's shared words.
+#[derive(Clone, Copy)]
+pub(crate) struct Slots<'a> {
+    pub(crate) ctl: &'a AtomicU32,
+    pub(crate) bits: &'a [AtomicU64],
+    pub(crate) slots: u32,
+}
+
+impl Slots<'_> {
+    /// Makes all slots free. The slab is not yet shared.
+    pub(crate) fn init(&self) {
+        let words = self.slots as usize / 64;
+        for (i, word) in self.bits.iter().enumerate() {
+            let bits = match i {
+                i if i < words => u64::MAX,
+                i if i == words => (1 << (self.slots % 64)) - 1,
+                _ => 0,
+            };
+            word.store(bits, Ordering::Relaxed);
+        }
+        self.ctl.store(ZERO + self.slots, Ordering::Relaxed);
+    }
+
+    /// Frees slots `mask` of word `word`. `Err` holds the bits that were free already.
+    pub(crate) fn free(&self, word: usize, mask: u64) -> Result<(), u64> {
+        let before = self.bits[word].fetch_or(mask, Ordering::Release);
+        if before & mask == 0 { Ok(()) } else { Err(before & mask) }
+    }
+
+    /// Counts `n` slots freed before. True: the caller must put the slab on the pending list.
+    #[must_use]
+    pub(crate) fn count_freed(&self, n: u32) -> bool {
+        let mut ctl = self.ctl.load(Ordering::Relaxed);
+        loop {
+            let count = (ctl & COUNT) + n;
+            let mut next = ctl + n;
+            let tell = ctl & PENDING == 0 && (ctl & DETACHED != 0 || count == ZERO + self.slots);
+            if tell {
+                next |= PENDING;
+            }
+            match self.ctl.compare_exchange_weak(ctl, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return tell,
+                Err(seen) => ctl = seen,
+            }
+        }
+    }
+
+    /// Takes up to `most` free slots from the word at or after `hint`; `give` gets each index. Returns
+    /// how many, and the word of the last. Under the arena's lock.
+    pub(crate) fn take(&self, hint: usize, most: u32, mut give: impl FnMut(u32)) -> (u32, usize) {
+        let words = (self.slots as usize).div_ceil(64);
+        let (mut taken, mut at) = (0, hint.min(words - 1));
+        for step in 0..words {
+            let word = (hint + step) % words;
+            let mut free = self.bits[word].load(Ordering::Acquire);
+            let mut mask = 0;
+            while free != 0 && taken < most {
+                let bit = free.trailing_zeros();
+                free &= free - 1;
+                mask |= 1 << bit;
+                #[allow(clippy::cast_possible_truncation, reason = "at most WORDS")]
+                give(word as u32 * 64 + bit);
+                taken += 1;
+            }
+            if mask != 0 {
+                self.bits[word].fetch_and(!mask, Ordering::AcqRel);
+                at = word;
+            }
+            if taken == most {
+                break;
+            }
+        }
+        if taken > 0 {
+            self.ctl.fetch_sub(taken, Ordering::AcqRel);
+        }
+        (taken, at)
+    }
+
+    /// Free slots, as far as they are counted.
+    pub(crate) fn free_count(&self) -> u32 {
+        (self.ctl.load(Ordering::Acquire) & COUNT).saturating_sub(ZERO)
+    }
+
+    /// Tries to detach a slab that had no free slot: from then on a free reports it. False when slots
+    /// were freed meanwhile. Under the arena's lock.
+    pub(crate) fn detach(&self) -> bool {
+        let mut ctl = self.ctl.load(Ordering::Acquire);
+        while ctl & COUNT == ZERO {
+            let next = ctl | DETACHED;
+            match self.ctl.compare_exchange_weak(ctl, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(seen) => ctl = seen,
+            }
+        }
+        false
+    }
+
+    /// Answers the slab's report, under the arena's lock: whether it had been detached.
+    pub(crate) fn answer(&self) -> bool {
+        self.ctl.fetch_and(!(PENDING | DETACHED), Ordering::AcqRel) & DETACHED != 0
+    }
+
+    /// Whether all slots are free and nobody is about to report the slab. Under the arena's lock.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.ctl.load(Ordering::Acquire) == ZERO + self.slots
+    }
+}
+
+/// A list that many threads put slabs on and the arena takes whole.
+pub(crate) struct Pending(AtomicU32);
+
+impl Pending {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Puts `id` on the list; `link` is its link.
+    pub(crate) fn put(&self, id: u32, link: &AtomicU32) {
+        let mut head = self.0.load(Ordering::Relaxed);
+        loop {
+            link.store(head, Ordering::Relaxed);
+            match self.0.compare_exchange_weak(head, id, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(seen) => head = seen,
+            }
+        }
+    }
+
+    /// Takes the whole list: its first id, or 0.
+    pub(crate) fn take(&self) -> u32 {
+        if self.is_empty() { 0 } else { self.0.swap(0, Ordering::AcqRel) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == 0
+    }
+}

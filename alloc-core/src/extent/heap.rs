@@ -1,0 +1,397 @@
+//! The page heap: one lock over the free pieces, the demand window and the accounts. It gives out
+//! extents and takes them back; `step` gives cold pages to the kernel, a little at a time.
+use super::cache::{Cache, Space};
+use super::page_map::{LG_PAGE, PAGE, Window};
+use super::{ExtentId, Extents, State};
+use crate::heat::decay::{self, Sight, Times};
+use crate::heat::demand::Demand;
+use crate::os::{Errno, Os};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::lock::{Guard, Mutex};
+
+/// Largest request, pages: 4 TiB.
+const MOST_PAGES: usize = 1 << 30;
+/// The window grows by an eighth of its size, within these bounds, bytes.
+const CHUNK_BYTES: (usize, usize) = (2 << 20, 64 << 20);
+/// The tail of a shrunk block goes back at once from this size on, pages.
+const SHRINK_AT_ONCE_PAGES: u32 = 2048;
+/// Pieces of at most this many pages are purged one after another under one `step`.
+const PURGE_PAGES: u32 = 8192;
+
+/// An extent that was given out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Taken {
+    pub(crate) id: ExtentId,
+    /// Every byte of it reads as zero.
+    pub(crate) zero: bool,
+}
+
+/// What the heap's lock covers.
+struct Inner {
+    cache: Cache,
+    demand: Demand,
+    times: Times,
+    last_step_ms: u64,
+    counts: Counts,
+}
+
+/// The page layer's accounts, pages unless said otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    /// Pages in use.
+    pub(crate) in_use: u64,
+    /// Most pages in use within the demand window.
+    pub(crate) peak: u64,
+    pub(crate) dirty: u64,
+    pub(crate) clean: u64,
+    pub(crate) purged: u64,
+    /// Calls that gave pages back.
+    pub(crate) purge_calls: u64,
+    /// Calls that the kernel refused.
+    pub(crate) purge_failures: u64,
+    /// Pages grown by in all.
+    pub(crate) mapped: u64,
+    /// Bytes of maps and records.
+    pub(crate) metadata_bytes: u64,
+}
+
+/// The page heap of a kernel `O`.
+pub(crate) struct PageHeap<O> {
+    pub(crate) space: Space<O>,
+    inner: Mutex<Inner>,
+    /// Dirty pages, for a look without the lock.
+    dirty_hint: AtomicU64,
+}
+
+impl<O: Os> PageHeap<O> {
+    pub(crate) const fn new(os: O) -> Self {
+        Self {
+            space: Space { os, window: Window::new(), extents: Extents::new() },
+            inner: Mutex::new(Inner {
+                cache: Cache::new(),
+                demand: Demand::new(5000),
+                times: Times { window_ms: 5000, decay_ms: Some(2000) },
+                last_step_ms: 0,
+                counts: Counts {
+                    in_use: 0,
+                    peak: 0,
+                    dirty: 0,
+                    clean: 0,
+                    purged: 0,
+                    purge_calls: 0,
+                    purge_failures: 0,
+                    mapped: 0,
+                    metadata_bytes: 0,
+                },
+            }),
+            dirty_hint: AtomicU64::new(0),
+        }
+    }
+
+    /// Places the window. Called once, before anything else. `rest` gets a range for further tables
+    /// (start, bytes).
+    pub(crate) fn init(&self, random: u64, rest: impl Fn(usize, usize)) -> Result<(), Errno> {
+        let extents = &self.space.extents;
+        self.space.window.place(&self.space.os, random, |start, bytes| {
+            extents.place(start, bytes);
+            rest(start + bytes, bytes);
+        })
+    }
+
+    /// Sets the window and the decay; takes effect with the next operation.
+    pub(crate) fn set_times(&self, times: Times) {
+        let mut inner = self.inner.lock();
+        inner.times = times;
+        inner.demand.set_window_ms(times.window_ms);
+        inner.cache.merge_ms = times.window_ms / 16;
+    }
+
+    /// The number of unit pages that `bytes` need, a multiple of the kernel's page.
+    pub(crate) fn pages_for(&self, bytes: usize) -> Option<u32> {
+        let unit = self.space.os.page_size().max(PAGE);
+        let pages = bytes.max(1).checked_next_multiple_of(unit)? >> LG_PAGE;
+        if pages > MOST_PAGES {
+            return None;
+        }
+        u32::try_from(pages).ok()
+    }
+
+    /// Gives out an extent of `pages` pages (a result of [`Self::pages_for`]) whose address is a
+    /// multiple of `align` bytes (a power of two). `None` when memory is out.
+    pub(crate) fn alloc(&self, pages: u32, align: usize, state: State, code: u8) -> Option<Taken> {
+        let align = align.max(self.space.os.page_size()) >> LG_PAGE;
+        let align = u32::try_from(align).ok().filter(|&a| a as usize <= MOST_PAGES)?;
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        inner.cache.reserve_records(sp, 4).ok()?;
+        let (id, zero) = match inner.cache.take(sp, pages, align) {
+            Some(found) => found,
+            None => {
+                inner.grow(sp, pages, align).ok()?;
+                inner.cache.reserve_records(sp, 4).ok()?;
+                inner.cache.take(sp, pages, align)?
+            }
+        };
+        let e = sp.extents.get(id);
+        e.set_state(state);
+        e.set_code(code);
+        let now = sp.os.now_ms();
+        inner.demand.add(now, u64::from(pages));
+        self.hint(&inner);
+        Some(Taken { id, zero })
+    }
+
+    /// Takes an extent back; its pages are dirty from now on.
+    pub(crate) fn free(&self, id: ExtentId) {
+        self.free_all(&[id]);
+    }
+
+    /// Takes extents back under one lock.
+    pub(crate) fn free_all(&self, ids: &[ExtentId]) {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let now = sp.os.now_ms();
+        for &id in ids {
+            inner.free(sp, id, now);
+        }
+        self.hint(&inner);
+    }
+
+    /// Takes back an extent whose pages were moved away: it reads as zero.
+    pub(crate) fn free_clean(&self, id: ExtentId) {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let now = sp.os.now_ms();
+        inner.demand.sub(now, u64::from(sp.extents.get(id).pages()));
+        inner.cache.put_clean(sp, id);
+    }
+
+    /// Grows `id` in place to `pages` pages, if the pages after it are free or not yet grown into.
+    pub(crate) fn extend(&self, id: ExtentId, pages: u32) -> bool {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let e = sp.extents.get(id);
+        let extra = pages - e.pages();
+        if inner.cache.reserve_records(sp, 4).is_err() {
+            return false;
+        }
+        if !inner.cache.extend(sp, id, extra) {
+            if !inner.reaches_end(sp, e.end()) || inner.grow(sp, extra, 1).is_err() {
+                return false;
+            }
+            if inner.cache.reserve_records(sp, 4).is_err() || !inner.cache.extend(sp, id, extra) {
+                return false;
+            }
+        }
+        let now = sp.os.now_ms();
+        inner.demand.add(now, u64::from(extra));
+        self.hint(&inner);
+        true
+    }
+
+    /// Cuts `id` down to `pages` pages. Its tail is dirty from now on, and goes back at once when it
+    /// is large.
+    pub(crate) fn shrink(&self, id: ExtentId, pages: u32) {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        if inner.cache.reserve_records(sp, 1).is_err() {
+            return;
+        }
+        let tail = inner.cache.split_tail(sp, id, pages);
+        let now = sp.os.now_ms();
+        if sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
+            inner.free(sp, tail, now);
+            self.hint(&inner);
+            return;
+        }
+        inner.demand.sub(now, u64::from(sp.extents.get(tail).pages()));
+        sp.extents.get(tail).set_state(State::Purging);
+        drop(inner);
+        self.purge(tail);
+    }
+
+    /// Gives cold pages back. Returns how long nothing more will be due, milliseconds; `None` when
+    /// there is nothing dirty.
+    pub(crate) fn step(&self) -> Option<u64> {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let now = sp.os.now_ms();
+        let mut left = inner.due(sp, now);
+        inner.last_step_ms = now;
+        while left > 0 && inner.cache.reserve_records(sp, 2).is_ok() {
+            let unit = (sp.os.page_size() >> LG_PAGE).max(1) as u64;
+            let most = left.next_multiple_of(unit).min(u64::from(PURGE_PAGES));
+            #[allow(clippy::cast_possible_truncation, reason = "at most PURGE_PAGES")]
+            let Some(id) = inner.cache.take_oldest(sp, most as u32) else { break };
+            left = left.saturating_sub(u64::from(sp.extents.get(id).pages()));
+            drop(inner);
+            self.purge(id);
+            inner = self.inner.lock();
+        }
+        self.hint(&inner);
+        inner.rest_ms(sp, now)
+    }
+
+    /// Gives every dirty page back at once, on request. Returns the bytes given back.
+    pub(crate) fn trim(&self) -> usize {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let before = inner.counts.purged;
+        let mut left = inner.cache.dirty_pages;
+        while left > 0 && inner.cache.reserve_records(sp, 2).is_ok() {
+            let Some(id) = inner.cache.take_oldest(sp, u32::MAX) else { break };
+            left = left.saturating_sub(u64::from(sp.extents.get(id).pages()));
+            drop(inner);
+            self.purge(id);
+            inner = self.inner.lock();
+        }
+        self.hint(&inner);
+        ((inner.counts.purged - before) as usize) << LG_PAGE
+    }
+
+    /// Purges an extent in state `Purging`, with the heap unlocked, and puts it back.
+    fn purge(&self, id: ExtentId) {
+        let sp = &self.space;
+        let e = sp.extents.get(id);
+        let (address, len) = (sp.window.address(e.start()), (e.pages() as usize) << LG_PAGE);
+        // SAFETY: the extent is free, and in no tree, so nobody else refers to its pages.
+        let result = unsafe { sp.os.purge(address, len) };
+        let pages = u64::from(e.pages());
+        let mut inner = self.inner.lock();
+        inner.counts.purge_calls += 1;
+        if result.is_ok() {
+            inner.counts.purged += pages;
+            inner.cache.put_clean(sp, id);
+        } else {
+            inner.counts.purge_failures += 1;
+            let now = sp.os.now_ms();
+            inner.cache.put_dirty(sp, id, now);
+        }
+        self.hint(&inner);
+    }
+
+    /// Dirty pages at about this time, read without the lock.
+    pub(crate) fn dirty_hint(&self) -> u64 {
+        self.dirty_hint.load(Relaxed)
+    }
+
+    fn hint(&self, inner: &Guard<'_, Inner>) {
+        self.dirty_hint.store(inner.cache.dirty_pages, Relaxed);
+    }
+
+    /// The accounts.
+    pub(crate) fn counts(&self) -> Counts {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let now = sp.os.now_ms();
+        Counts {
+            in_use: inner.demand.in_use(),
+            peak: inner.demand.peak(now),
+            dirty: inner.cache.dirty_pages,
+            clean: inner.cache.clean_pages,
+            mapped: u64::from(sp.window.pages()),
+            metadata_bytes: (sp.window.metadata_bytes() + sp.extents.metadata_bytes()) as u64,
+            ..inner.counts
+        }
+    }
+
+    /// Calls `visit` with every extent in use, under the heap's lock.
+    pub(crate) fn for_each_in_use(&self, mut visit: impl FnMut(&super::Extent)) {
+        let inner = self.inner.lock();
+        for id in 1..inner.cache.record_end() {
+            let e = self.space.extents.get(id);
+            if matches!(e.state(), State::Slab | State::Block | State::Large) {
+                visit(e);
+            }
+        }
+    }
+
+    /// The lock, for the fork protocol.
+    pub(crate) fn raw_lock(&self) -> &crate::sync::lock::RawLock {
+        self.inner.raw()
+    }
+}
+
+impl Inner {
+    fn free<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now: u64) {
+        self.demand.sub(now, u64::from(sp.extents.get(id).pages()));
+        self.cache.put_dirty(sp, id, now);
+    }
+
+    /// Whether only free pieces lie between page `end` and the window's end.
+    fn reaches_end<O: Os>(&self, sp: &Space<O>, end: u32) -> bool {
+        if end >= sp.window.pages() {
+            return true;
+        }
+        let e = sp.extents.get(sp.window.owner(end));
+        e.is_free() && e.end() >= sp.window.pages()
+    }
+
+    /// Grows the window so that `pages` pages at `align` fit at its end.
+    fn grow<O: Os>(&mut self, sp: &Space<O>, pages: u32, align: u32) -> Result<(), Errno> {
+        let end = sp.window.pages();
+        let mut start = end;
+        if end > 0 {
+            let last = sp.extents.get(sp.window.owner(end - 1));
+            if last.state() == State::Clean {
+                start = last.start();
+            }
+        }
+        let room = u64::from(pages) + u64::from(align) - 1;
+        let need = (u64::from(start) + room).saturating_sub(u64::from(end));
+        #[allow(clippy::cast_possible_truncation, reason = "64-bit only")]
+        let need = ((need as usize) << LG_PAGE).next_multiple_of(sp.os.page_size());
+        let grown = (end as usize) << LG_PAGE;
+        let chunk = (grown / 8).clamp(CHUNK_BYTES.0, CHUNK_BYTES.1).next_multiple_of(CHUNK_BYTES.0);
+        let roomy = need.next_multiple_of(chunk);
+        let ((first, skipped), bytes) = match sp.window.grow(&sp.os, roomy) {
+            Ok(got) => (got, roomy),
+            Err(_) => (sp.window.grow(&sp.os, need)?, need),
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "a window has at most 2^32 pages")]
+        let run = super::cache::Run { start: first, pages: (bytes >> LG_PAGE) as u32 };
+        self.cache.add_fresh(sp, run, skipped);
+        Ok(())
+    }
+
+    /// Pages to purge now.
+    fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> u64 {
+        let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else { return 0 };
+        let Some(decay_ms) = self.times.decay_ms else { return 0 };
+        let peak = self.demand.peak(now);
+        let dirty = self.cache.dirty_pages;
+        let aged = match now.checked_sub(self.times.window_ms) {
+            Some(until) => self.cache.pages_until(sp, until, dirty),
+            None => 0,
+        };
+        let overdue = match now.checked_sub(self.times.window_ms + decay_ms) {
+            Some(until) => self.cache.pages_until(sp, until, dirty),
+            None => 0,
+        };
+        let sight = Sight {
+            dirty,
+            warm: peak - self.demand.in_use(),
+            aged,
+            overdue,
+            oldest_ms,
+            now_ms: now,
+            last_ms: self.last_step_ms,
+        };
+        decay::budget(self.times, sight)
+    }
+
+    /// How long until something may be due, milliseconds.
+    fn rest_ms<O>(&mut self, sp: &Space<O>, now: u64) -> Option<u64> {
+        /// Steps while pages are leaving, and the longest rest while any are dirty.
+        const STEP_MS: u64 = 50;
+        const REST_MS: u64 = 1000;
+        let oldest = self.cache.oldest_stamp_ms(sp)?;
+        let decay = self.times.decay_ms?;
+        let cold_at = oldest + self.times.window_ms;
+        if cold_at > now {
+            return Some((cold_at - now).clamp(STEP_MS.min(decay.max(1)), REST_MS));
+        }
+        let all_warm = self.cache.dirty_pages <= self.demand.peak(now) - self.demand.in_use();
+        Some(if all_warm { self.times.window_ms.clamp(STEP_MS, REST_MS) / 2 } else { STEP_MS })
+    }
+}

@@ -1,0 +1,125 @@
+//! The demand window: the peak of the pages in use over the last `window_ms`, kept as one peak for
+//! each slot of a ring. What was in use within the window will be asked for again, so that much is
+//! kept warm.
+
+/// Slots of the ring; the window's resolution is an eighth of it.
+const SLOTS: usize = 8;
+
+/// Peak of the pages in use, over a sliding window.
+pub(crate) struct Demand {
+    slots: [u64; SLOTS],
+    /// Number of the newest slot: `now / slot length`.
+    newest: u64,
+    in_use: u64,
+    window_ms: u64,
+}
+
+impl Demand {
+    pub(crate) const fn new(window_ms: u64) -> Self {
+        Self { slots: [0; SLOTS], newest: 0, in_use: 0, window_ms }
+    }
+
+    /// Changes the window's length; what was seen so far is forgotten but for the present.
+    pub(crate) fn set_window_ms(&mut self, window_ms: u64) {
+        if self.window_ms != window_ms {
+            *self = Self { in_use: self.in_use, ..Self::new(window_ms) };
+        }
+    }
+
+    /// Pages in use now.
+    pub(crate) fn in_use(&self) -> u64 {
+        self.in_use
+    }
+
+    /// Notes `pages` more in use.
+    pub(crate) fn add(&mut self, now_ms: u64, pages: u64) {
+        self.roll(now_ms);
+        self.in_use += pages;
+        let slot = &mut self.slots[index(self.newest)];
+        *slot = (*slot).max(self.in_use);
+    }
+
+    /// Notes `pages` fewer in use.
+    pub(crate) fn sub(&mut self, now_ms: u64, pages: u64) {
+        self.roll(now_ms);
+        debug_assert!(self.in_use >= pages);
+        self.in_use = self.in_use.saturating_sub(pages);
+    }
+
+    /// Most pages in use at one time within the window that ends now.
+    pub(crate) fn peak(&mut self, now_ms: u64) -> u64 {
+        self.roll(now_ms);
+        self.slots.iter().copied().fold(self.in_use, u64::max)
+    }
+
+    /// Starts new slots up to now; each begins with what is in use at its start. A slot leaves the
+    /// ring when all of it is older than the window.
+    fn roll(&mut self, now_ms: u64) {
+        let slot_ms = (self.window_ms / (SLOTS as u64 - 1)).max(1);
+        let now = now_ms / slot_ms;
+        let steps = now.saturating_sub(self.newest).min(SLOTS as u64);
+        if steps == 0 {
+            return;
+        }
+        for step in 0..steps {
+            self.slots[index(now - step)] = self.in_use;
+        }
+        self.newest = now;
+    }
+}
+
+fn index(slot: u64) -> usize {
+    #[allow(clippy::cast_possible_truncation, reason = "below SLOTS")]
+    let i = (slot % SLOTS as u64) as usize;
+    i
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_stays_for_the_window_and_then_goes() {
+        let mut d = Demand::new(7000);
+        d.add(10_000, 100);
+        d.sub(10_100, 90);
+        for now in (10_100..=17_000).step_by(100) {
+            assert_eq!(d.peak(now), 100, "at {now}");
+        }
+        assert_eq!(d.peak(18_100), 10, "one slot more than the window is the most it may stay");
+    }
+
+    #[test]
+    fn a_zero_window_keeps_nothing() {
+        let mut d = Demand::new(0);
+        d.add(5, 50);
+        d.sub(5, 50);
+        assert_eq!(d.peak(20), 0);
+    }
+
+    #[test]
+    fn the_peak_is_at_least_what_a_brute_force_look_finds() {
+        let mut d = Demand::new(1000);
+        let mut log = std::vec![(0u64, 0u64)];
+        let mut x = 12345u64;
+        let mut now = 0;
+        for _ in 0..20_000 {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            now += x % 40;
+            let n = (x >> 20) % 100;
+            if x & 1 << 50 == 0 { d.add(now, n) } else { d.sub(now, n.min(d.in_use())) }
+            log.push((now, d.in_use()));
+            let from = now.saturating_sub(1000);
+            let first = log.iter().rposition(|&(t, _)| t < from).unwrap_or(0);
+            let seen = log[first..].iter().map(|&(_, u)| u).max().unwrap();
+            let older = now.saturating_sub(1000 + 1000 / 7 + 1);
+            let first = log.iter().rposition(|&(t, _)| t < older).unwrap_or(0);
+            let most = log[first..].iter().map(|&(_, u)| u).max().unwrap();
+            let peak = d.peak(now);
+            assert!(peak >= seen.min(most) && peak <= most, "peak {peak}, seen {seen}, at most {most}");
+            log.drain(..first);
+        }
+    }
+}
