@@ -1,0 +1,359 @@
+//! The table through which other libraries of a process reach this allocator, so that it has one
+//! set of options and one ledger: the device pool, a profiler, the command line.
+//!
+//! The C library exports it as `thermalloc_host_v1`; a user finds it by a weak reference or by
+//! `dlsym` and works without it. Invariant: fields are only ever added at the end, and `size`
+//! grows with them. Functions are callable from any thread at any time, and do not allocate.
+
+use super::options::{self, SetError};
+use super::report::{self, Format};
+use super::stats;
+use super::text::Line;
+use core::ffi::{c_char, c_void};
+
+/// Takes a piece of a report: the context, its bytes and their number.
+pub type Sink = unsafe extern "C" fn(ctx: *mut c_void, bytes: *const u8, len: usize);
+
+const VERSION: u32 = 1;
+const VALUE_BYTES: usize = 32;
+const EPERM: i32 = 1;
+const ENOENT: i32 = 2;
+const EINVAL: i32 = 22;
+
+/// Version 1 of the table.
+#[repr(C)]
+#[derive(Debug)]
+pub struct HostTable {
+    /// Bytes of this table: what lies beyond does not exist.
+    size: u32,
+    /// 1; greater where fields were added, which older users need not know.
+    version: u32,
+    /// The value in force as text, no NUL: the bytes that it has, of which at most `out_len` were
+    /// written; -1 where no option has the name.
+    option_read: unsafe extern "C" fn(
+        name: *const u8,
+        name_len: usize,
+        out: *mut u8,
+        out_len: usize,
+    ) -> isize,
+    /// 0, ENOENT (no such option), EPERM (not live) or EINVAL (not a value of it).
+    option_write: unsafe extern "C" fn(
+        name: *const u8,
+        name_len: usize,
+        value: *const u8,
+        value_len: usize,
+    ) -> i32,
+    /// How many statistics there are.
+    stat_count: extern "C" fn() -> usize,
+    /// A statistic's name, static and with a final NUL; null beyond the last.
+    stat_name: extern "C" fn(index: usize) -> *const c_char,
+    /// Writes up to `count` figures of one snapshot, from statistic `first` on; how many.
+    stat_read: unsafe extern "C" fn(first: usize, count: usize, out: *mut u64) -> usize,
+    /// Gives free pages back to the kernel at once; 0 where there were none.
+    purge: extern "C" fn() -> usize,
+    /// Writes a report: 0 text, 1 JSON, 2 `malloc_info`. 0, or EINVAL for another format.
+    report: unsafe extern "C" fn(sink: Sink, ctx: *mut c_void, format: u32) -> i32,
+}
+
+/// The table of this allocator.
+pub static HOST: HostTable = HostTable::this();
+
+impl HostTable {
+    /// The table of this allocator, for a static under its exported name.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation)] // a hundred bytes
+    pub const fn this() -> Self {
+        HostTable {
+            size: size_of::<HostTable>() as u32,
+            version: VERSION,
+            option_read,
+            option_write,
+            stat_count,
+            stat_name,
+            stat_read,
+            purge,
+            report,
+        }
+    }
+
+    /// The table behind a symbol found at run time; nothing where it is null or too old.
+    ///
+    /// # Safety
+    /// `table` is null or the address of the exported table of a loaded library, which stays
+    /// loaded for the rest of the process.
+    #[must_use]
+    pub unsafe fn from_ptr(table: *const HostTable) -> Option<&'static HostTable> {
+        if table.is_null() {
+            return None;
+        }
+        // SAFETY: every version starts with the two words `size` and `version`.
+        let [size, version] = unsafe { *table.cast::<[u32; 2]>() };
+        if version < VERSION || (size as usize) < size_of::<HostTable>() {
+            return None;
+        }
+        // SAFETY: it is not smaller than this version's table and lives as long as the process.
+        Some(unsafe { &*table })
+    }
+
+    /// An option's value in force as text; nothing where no option has the name or `out` is too
+    /// small for it (32 bytes are enough).
+    pub fn option<'a>(&self, name: &str, out: &'a mut [u8]) -> Option<&'a str> {
+        // SAFETY: both ranges are live slices.
+        let len =
+            unsafe { (self.option_read)(name.as_ptr(), name.len(), out.as_mut_ptr(), out.len()) };
+        let value = out.get(..usize::try_from(len).ok()?)?;
+        core::str::from_utf8(value).ok()
+    }
+
+    /// Sets a live option.
+    ///
+    /// # Errors
+    /// As [`options::set`].
+    pub fn set_option(&self, name: &str, value: &str) -> Result<(), SetError> {
+        // SAFETY: both ranges are live slices.
+        let code =
+            unsafe { (self.option_write)(name.as_ptr(), name.len(), value.as_ptr(), value.len()) };
+        match code {
+            0 => Ok(()),
+            ENOENT => Err(SetError::Unknown),
+            EPERM => Err(SetError::StartOnly),
+            _ => Err(SetError::Invalid),
+        }
+    }
+
+    /// How many statistics there are.
+    #[must_use]
+    pub fn stat_count(&self) -> usize {
+        (self.stat_count)()
+    }
+
+    /// The name of a statistic.
+    #[must_use]
+    pub fn stat_name(&self, index: usize) -> Option<&'static core::ffi::CStr> {
+        let name = (self.stat_name)(index);
+        // SAFETY: a name is static and ends with a NUL.
+        (!name.is_null()).then(|| unsafe { core::ffi::CStr::from_ptr(name) })
+    }
+
+    /// Reads the statistics from `first` on, of one snapshot, into `out`; how many were read.
+    pub fn stat_read(&self, first: usize, out: &mut [u64]) -> usize {
+        // SAFETY: `out` is a live slice of that many words.
+        unsafe { (self.stat_read)(first, out.len(), out.as_mut_ptr()) }
+    }
+
+    /// Gives free pages back to the kernel at once; `false` where there were none.
+    pub fn purge(&self) -> bool {
+        (self.purge)() != 0
+    }
+
+    /// Writes a report to `sink`; `false` where the host does not know the format.
+    pub fn report(&self, format: Format, mut sink: &mut dyn FnMut(&[u8])) -> bool {
+        let ctx = core::ptr::from_mut(&mut sink).cast();
+        // SAFETY: `forward` gets the context of its kind, which outlives the call.
+        unsafe { (self.report)(forward, ctx, format as u32) == 0 }
+    }
+}
+
+/// # Safety
+/// `ctx` points to a `&mut dyn FnMut(&[u8])` that nothing else uses now; `bytes` to `len` bytes.
+unsafe extern "C" fn forward(ctx: *mut c_void, bytes: *const u8, len: usize) {
+    // SAFETY: the caller's first duty.
+    let sink = unsafe { &mut *ctx.cast::<&mut dyn FnMut(&[u8])>() };
+    // SAFETY: the caller's second duty.
+    sink(unsafe { slice(bytes, len) });
+}
+
+/// The caller's bytes; a null pointer has none.
+///
+/// # Safety
+/// `bytes` is null or points to `len` bytes that stay as they are for `'a`.
+unsafe fn slice<'a>(bytes: *const u8, len: usize) -> &'a [u8] {
+    if bytes.is_null() {
+        return &[];
+    }
+    // SAFETY: not null, so it points to `len` bytes.
+    unsafe { core::slice::from_raw_parts(bytes, len) }
+}
+
+/// # Safety
+/// `name` points to `name_len` bytes, `out` to `out_len` bytes that may be written.
+unsafe extern "C" fn option_read(
+    name: *const u8,
+    name_len: usize,
+    out: *mut u8,
+    out_len: usize,
+) -> isize {
+    // SAFETY: the caller's duty.
+    let Some(row) = options::find_bytes(unsafe { slice(name, name_len) }) else {
+        return -1;
+    };
+    let mut value = Line::<VALUE_BYTES>::new();
+    row.show_plain(row.get(), &mut value);
+    let text = value.as_bytes();
+    if !out.is_null() {
+        // SAFETY: no more than both ranges hold; `text` is a local of ours.
+        unsafe { core::ptr::copy_nonoverlapping(text.as_ptr(), out, text.len().min(out_len)) };
+    }
+    text.len().cast_signed()
+}
+
+/// # Safety
+/// `name` points to `name_len` bytes and `value` to `value_len` bytes.
+unsafe extern "C" fn option_write(
+    name: *const u8,
+    name_len: usize,
+    value: *const u8,
+    value_len: usize,
+) -> i32 {
+    // SAFETY: the caller's duty.
+    let name = unsafe { slice(name, name_len) };
+    // SAFETY: the caller's duty.
+    let value = unsafe { slice(value, value_len) };
+    match options::set_bytes(name, value) {
+        Ok(()) => 0,
+        Err(SetError::Unknown) => ENOENT,
+        Err(SetError::StartOnly) => EPERM,
+        Err(SetError::Invalid) => EINVAL,
+    }
+}
+
+extern "C" fn stat_count() -> usize {
+    stats::ROWS.len()
+}
+
+extern "C" fn stat_name(index: usize) -> *const c_char {
+    stats::ROWS
+        .get(index)
+        .map_or(core::ptr::null(), |row| row.c_name.as_ptr())
+}
+
+/// # Safety
+/// `out` points to `count` words that may be written.
+unsafe extern "C" fn stat_read(first: usize, count: usize, out: *mut u64) -> usize {
+    if out.is_null() {
+        return 0;
+    }
+    let stats = stats::snapshot();
+    let rows = stats::ROWS.get(first..).unwrap_or(&[]);
+    let rows = rows.get(..count).unwrap_or(rows);
+    for (i, row) in rows.iter().enumerate() {
+        // SAFETY: `i` is less than `count`; the words need not be initialised.
+        unsafe { out.wrapping_add(i).write(row.get(&stats)) };
+    }
+    rows.len()
+}
+
+extern "C" fn purge() -> usize {
+    super::purge()
+}
+
+/// # Safety
+/// `sink` may be called with `ctx` until this returns.
+unsafe extern "C" fn report(sink: Sink, ctx: *mut c_void, format: u32) -> i32 {
+    let format = match format {
+        0 => Format::Text,
+        1 => Format::Json,
+        2 => Format::MallocInfo,
+        _ => return EINVAL,
+    };
+    report::write(format, &mut |line| {
+        // SAFETY: the caller's duty; `line` is live for the call.
+        unsafe { sink(ctx, line.as_ptr(), line.len()) }
+    });
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn options_through_the_table() {
+        let mut out = [0; 32];
+        assert_eq!(HOST.option("rseq", &mut out), Some("true"));
+        assert_eq!(HOST.option("cpu_cache_bytes", &mut out), Some("8388608"));
+        assert_eq!(HOST.option("cpu_cache_bytes", &mut out[..3]), None);
+        assert_eq!(HOST.option("colour", &mut out), None);
+        assert_eq!(HOST.set_option("strip_deepbind", "true"), Ok(()));
+        assert_eq!(
+            HOST.set_option("strip_deepbind", "1"),
+            Err(SetError::Invalid)
+        );
+        assert_eq!(HOST.set_option("rseq", "true"), Err(SetError::StartOnly));
+        assert_eq!(HOST.set_option("colour", "red"), Err(SetError::Unknown));
+    }
+
+    #[test]
+    fn statistics_through_the_table() {
+        assert_eq!(HOST.stat_count(), stats::ROWS.len());
+        for (i, row) in stats::ROWS.iter().enumerate() {
+            assert_eq!(HOST.stat_name(i), Some(row.c_name));
+        }
+        assert_eq!(HOST.stat_name(HOST.stat_count()), None);
+        let mut out = [u64::MAX; 200];
+        let count = HOST.stat_read(0, &mut out);
+        assert_eq!(count, stats::ROWS.len());
+        assert!(out[count..].iter().all(|&word| word == u64::MAX));
+        assert_eq!(HOST.stat_read(count - 1, &mut out), 1);
+        assert_eq!(HOST.stat_read(usize::MAX, &mut out), 0);
+        assert_eq!(HOST.stat_read(0, &mut out[..2]), 2);
+    }
+
+    #[test]
+    fn reports_through_the_table() {
+        for format in [Format::Text, Format::Json, Format::MallocInfo] {
+            let (mut direct, mut through) = (0, Vec::new());
+            report::write(format, &mut |_| direct += 1);
+            assert!(HOST.report(format, &mut |line| through.push(line.to_vec())));
+            assert_eq!(through.len(), direct);
+        }
+        // SAFETY: an unknown format calls no sink.
+        let unknown = unsafe { (HOST.report)(forward, core::ptr::null_mut(), 3) };
+        assert_eq!(unknown, EINVAL);
+    }
+
+    #[test]
+    fn null_pointers_are_harmless() {
+        let none = core::ptr::null_mut();
+        // SAFETY: null is no bytes.
+        let read = unsafe { (HOST.option_read)(none, 9, none, 9) };
+        // SAFETY: null is no bytes.
+        let written = unsafe { (HOST.option_write)(none, 9, none, 9) };
+        assert_eq!((read, written), (-1, ENOENT));
+        // SAFETY: nothing is written through null.
+        let len = unsafe { (HOST.option_read)(b"rseq".as_ptr(), 4, none, 9) };
+        // SAFETY: nothing is written through null.
+        let figures = unsafe { (HOST.stat_read)(0, 9, core::ptr::null_mut()) };
+        assert_eq!((len, figures), (4, 0));
+    }
+
+    #[test]
+    fn a_table_that_is_too_old_is_refused() {
+        let accepted = |table: &HostTable| {
+            // SAFETY: the table outlives this call, and the result is not kept.
+            unsafe { HostTable::from_ptr(table) }.is_some()
+        };
+        let table = HostTable::this;
+        assert!(accepted(&HOST));
+        assert!(accepted(&HostTable {
+            version: 2,
+            size: 200,
+            ..table()
+        }));
+        assert!(!accepted(&HostTable {
+            version: 0,
+            ..table()
+        }));
+        assert!(!accepted(&HostTable { size: 8, ..table() }));
+        // SAFETY: null is allowed.
+        assert!(unsafe { HostTable::from_ptr(core::ptr::null()) }.is_none());
+    }
+
+    #[test]
+    fn the_layout_is_that_of_the_c_header() {
+        assert_eq!(core::mem::offset_of!(HostTable, option_read), 8);
+        assert_eq!(core::mem::offset_of!(HostTable, report), 56);
+        assert_eq!(size_of::<HostTable>(), 64);
+    }
+}

@@ -1,0 +1,479 @@
+//! The option table. A row is the field, the accessor, the parser arm, the name for control
+//! access, the line of a report and the row of `docs/options.md`.
+//!
+//! Invariants: a stored value is always within its row's range; a read is one relaxed load.
+//!
+//! ```
+//! use thermalloc::control::options;
+//! options::set("hot_window_ms", "8000")?;
+//! assert_eq!(options::hot_window_ms(), 8000);
+//! # Ok::<(), options::SetError>(())
+//! ```
+
+use super::text::Line;
+use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+const KIB: i64 = 1 << 10;
+const MIB: i64 = 1 << 20;
+const GIB: i64 = 1 << 30;
+/// jemalloc's bound on a decay: what fits 64 bits as nanoseconds.
+const DECAY_MAX_MS: i64 = 18_446_744_072_000;
+
+/// How the value of an option is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `true` or `false`; stored as 1 or 0.
+    Bool,
+    /// Milliseconds.
+    Ms,
+    /// Bytes; K, M or G after the number multiplies by 2^10, 2^20 or 2^30.
+    Bytes,
+    /// A plain number.
+    Count,
+}
+
+/// When an option may be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutability {
+    /// Read once when the process starts: only the environment sets it.
+    Start,
+    /// May be set at any time.
+    Live,
+}
+
+/// One option.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Row {
+    /// Its name, in the environment and for control access.
+    pub name: &'static str,
+    /// How its value is written.
+    pub kind: Kind,
+    /// The value where nothing sets it.
+    pub default: i64,
+    /// The least value allowed.
+    pub min: i64,
+    /// The greatest value allowed.
+    pub max: i64,
+    /// When it may be set.
+    pub mutability: Mutability,
+    /// What it does.
+    pub doc: &'static str,
+    cell: fn(&Options) -> &AtomicI64,
+    in_force: fn(&Options, i64) -> i64,
+}
+
+/// Why an option was not set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetError {
+    /// No option has this name.
+    Unknown,
+    /// The option is read only when the process starts.
+    StartOnly,
+    /// The value is not of the option's kind or not within its range.
+    Invalid,
+}
+
+impl core::fmt::Display for SetError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            SetError::Unknown => "no such option",
+            SetError::StartOnly => "set only when the process starts, by THERMALLOC_CONF",
+            SetError::Invalid => "not a value of this option",
+        })
+    }
+}
+
+impl core::error::Error for SetError {}
+
+/// The accessor's type.
+trait Typed {
+    fn from_raw(raw: i64) -> Self;
+}
+impl Typed for bool {
+    #[inline]
+    fn from_raw(raw: i64) -> Self {
+        raw != 0
+    }
+}
+impl Typed for i64 {
+    #[inline]
+    fn from_raw(raw: i64) -> Self {
+        raw
+    }
+}
+impl Typed for usize {
+    #[inline]
+    fn from_raw(raw: i64) -> Self {
+        usize::try_from(raw).unwrap_or(0)
+    }
+}
+impl Typed for u32 {
+    #[inline]
+    fn from_raw(raw: i64) -> Self {
+        u32::try_from(raw).unwrap_or(0)
+    }
+}
+
+macro_rules! type_of {
+    (Bool) => {
+        bool
+    };
+    (Ms) => {
+        i64
+    };
+    (Bytes) => {
+        usize
+    };
+    (Count) => {
+        u32
+    };
+}
+
+macro_rules! raw {
+    (Bool, $value:expr) => {
+        $value as i64
+    };
+    ($kind:ident, $value:expr) => {
+        $value
+    };
+}
+
+macro_rules! first_of {
+    ($first:path $(, $other:path)*) => {
+        $first
+    };
+}
+
+/// `name: Kind = default, least..=greatest, Start or Live, [function of the value in force,] doc;`
+macro_rules! options {
+    ($($name:ident: $kind:ident = $default:expr, $range:expr, $mutability:ident, $([$in_force:path],)? $doc:literal;)*) => {
+        /// The values, one atomic a row.
+        #[derive(Debug)]
+        pub(crate) struct Options {
+            $($name: AtomicI64,)*
+        }
+
+        impl Options {
+            /// Every option at its default.
+            pub(crate) const fn new() -> Self {
+                Options { $($name: AtomicI64::new(raw!($kind, $default)),)* }
+            }
+        }
+
+        /// Every option, in the order of the manual.
+        pub static ROWS: &[Row] = &[$(Row {
+            name: stringify!($name),
+            kind: Kind::$kind,
+            default: raw!($kind, $default),
+            min: *$range.start(),
+            max: *$range.end(),
+            mutability: Mutability::$mutability,
+            doc: $doc,
+            cell: |options| &options.$name,
+            in_force: first_of!($($in_force,)? as_set),
+        },)*];
+
+        $(
+            #[doc = $doc]
+            #[inline]
+            #[must_use]
+            pub fn $name() -> type_of!($kind) {
+                let stored = OPTIONS.$name.load(Relaxed);
+                Typed::from_raw((first_of!($($in_force,)? as_set))(&OPTIONS, stored))
+            }
+        )*
+    };
+}
+
+options! {
+    background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
+    hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
+    dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
+    muzzy_decay_ms: Ms = 0, -1..=DECAY_MAX_MS, Live, "Purge in two stages: MADV_FREE first, MADV_DONTNEED after this time. 0 has no first stage; -1 no second.";
+    cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds. 0 caches nothing.";
+    rseq: Bool = true, 0..=1, Start, "Caches per CPU by restartable sequences. Off, or where the kernel or libc has none: caches per thread.";
+    strip_deepbind: Bool = true, 0..=1, Live, "Drop RTLD_DEEPBIND from the flags of dlopen: a library loaded with it would free our blocks by another allocator.";
+    narenas: Count = 0, 0..=4095, Start, "Number of arenas. 0 has one for each CPU.";
+}
+
+pub(crate) static OPTIONS: Options = Options::new();
+
+#[inline]
+fn as_set(_: &Options, stored: i64) -> i64 {
+    stored
+}
+
+/// A decay of 0 asks for purging at once; the window set before is in force again when it ends.
+#[inline]
+fn zero_where_purged_at_once(options: &Options, stored: i64) -> i64 {
+    if options.dirty_decay_ms.load(Relaxed) == 0 {
+        0
+    } else {
+        stored
+    }
+}
+
+impl Row {
+    /// The value in force; a boolean as 1 or 0.
+    #[must_use]
+    pub fn get(&self) -> i64 {
+        self.get_in(&OPTIONS)
+    }
+
+    /// Sets a live option; a boolean as 1 or 0.
+    ///
+    /// # Errors
+    /// Where the option is not live or the value is not within its range.
+    pub fn set(&self, value: i64) -> Result<(), SetError> {
+        self.set_in(&OPTIONS, value)
+    }
+
+    pub(super) fn get_in(&self, options: &Options) -> i64 {
+        (self.in_force)(options, (self.cell)(options).load(Relaxed))
+    }
+
+    fn set_in(&self, options: &Options, value: i64) -> Result<(), SetError> {
+        if self.mutability == Mutability::Start {
+            return Err(SetError::StartOnly);
+        }
+        if !self.allows(value) {
+            return Err(SetError::Invalid);
+        }
+        (self.cell)(options).store(value, Relaxed);
+        Ok(())
+    }
+
+    fn allows(&self, value: i64) -> bool {
+        (self.min..=self.max).contains(&value)
+    }
+
+    /// Stores what `text` says, also in an option that only start-up may set; `false` where it
+    /// says nothing that the option allows.
+    pub(super) fn load_in(&self, options: &Options, text: &[u8]) -> bool {
+        match self.parse(text) {
+            Some(value) => {
+                (self.cell)(options).store(value, Relaxed);
+                true
+            }
+            None => false,
+        }
+    }
+
+    pub(super) fn parse(&self, text: &[u8]) -> Option<i64> {
+        if text == b"default" {
+            return Some(self.default);
+        }
+        let value = match self.kind {
+            Kind::Bool if text == b"true" => 1,
+            Kind::Bool if text == b"false" => 0,
+            Kind::Bool => return None,
+            Kind::Ms | Kind::Count => number(text)?,
+            Kind::Bytes => bytes(text)?,
+        };
+        self.allows(value).then_some(value)
+    }
+
+    /// `value` as a person writes it.
+    pub(super) fn show<const N: usize>(&self, value: i64, line: &mut Line<N>) {
+        let (whole, unit) = match self.kind {
+            Kind::Bytes if value == 0 => (value, ""),
+            Kind::Bytes if value % GIB == 0 => (value / GIB, "G"),
+            Kind::Bytes if value % MIB == 0 => (value / MIB, "M"),
+            Kind::Bytes if value % KIB == 0 => (value / KIB, "K"),
+            _ => (value, ""),
+        };
+        self.show_plain(whole, line);
+        line.str(unit);
+    }
+
+    /// `value` as a program reads it: `true`, `false` or a number of the option's unit.
+    pub(super) fn show_plain<const N: usize>(&self, value: i64, line: &mut Line<N>) {
+        match self.kind {
+            Kind::Bool => line.str(if value != 0 { "true" } else { "false" }),
+            _ => line.signed(value),
+        };
+    }
+}
+
+/// The option of this name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Row> {
+    find_bytes(name.as_bytes())
+}
+
+pub(super) fn find_bytes(name: &[u8]) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.name.as_bytes() == name)
+}
+
+/// The value in force of the option of this name; a boolean as 1 or 0.
+#[must_use]
+pub fn get(name: &str) -> Option<i64> {
+    find(name).map(Row::get)
+}
+
+/// Sets a live option, its value written as in the environment.
+///
+/// # Errors
+/// Where no option has the name, or it is not live, or does not allow the value.
+pub fn set(name: &str, value: &str) -> Result<(), SetError> {
+    set_bytes(name.as_bytes(), value.as_bytes())
+}
+
+pub(super) fn set_bytes(name: &[u8], value: &[u8]) -> Result<(), SetError> {
+    let row = find_bytes(name).ok_or(SetError::Unknown)?;
+    if row.mutability == Mutability::Start {
+        return Err(SetError::StartOnly);
+    }
+    row.set(row.parse(value).ok_or(SetError::Invalid)?)
+}
+
+fn number(text: &[u8]) -> Option<i64> {
+    let (negative, digits) = match text.split_first() {
+        Some((b'-', digits)) => (true, digits),
+        _ => (false, text),
+    };
+    if digits.is_empty() {
+        return None;
+    }
+    let mut value = 0i64;
+    for digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        value = value
+            .checked_mul(10)?
+            .checked_add(i64::from(digit - b'0'))?;
+    }
+    Some(if negative { -value } else { value })
+}
+
+fn bytes(text: &[u8]) -> Option<i64> {
+    let (last, digits) = text.split_last()?;
+    let unit = match last.to_ascii_uppercase() {
+        b'K' => KIB,
+        b'M' => MIB,
+        b'G' => GIB,
+        _ => return number(text),
+    };
+    number(digits)?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::string::ToString;
+
+    fn row(name: &str) -> &'static Row {
+        find(name).unwrap()
+    }
+
+    #[test]
+    fn a_row_yields_everything_of_an_option() {
+        let fresh = Options::new();
+        for row in ROWS {
+            assert_eq!(row.get_in(&fresh), row.default, "{}", row.name);
+            assert!(row.allows(row.default), "{}", row.name);
+            assert_eq!(row.parse(b"default"), Some(row.default));
+            assert!(row.doc.ends_with('.'), "{}", row.name);
+            if row.kind == Kind::Bool {
+                assert_eq!((row.min, row.max), (0, 1), "{}", row.name);
+            }
+        }
+        assert_eq!(hot_window_ms(), 5000);
+        assert_eq!(cpu_cache_bytes(), 8 << 20);
+        assert_eq!(narenas(), 0);
+        assert!(rseq());
+        assert_eq!(get("dirty_decay_ms"), Some(2000));
+    }
+
+    #[test]
+    fn no_name_twice() {
+        for (i, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[..i].iter().all(|other| other.name != row.name));
+        }
+    }
+
+    #[test]
+    fn values() {
+        let decay = row("dirty_decay_ms");
+        assert_eq!(decay.parse(b"-1"), Some(-1));
+        assert_eq!(decay.parse(b"0"), Some(0));
+        for bad in [
+            "",
+            "-",
+            "-2",
+            "1e9",
+            "+1",
+            "0x10",
+            "99999999999999999999999",
+        ] {
+            assert_eq!(decay.parse(bad.as_bytes()), None, "{bad}");
+        }
+        let cache = row("cpu_cache_bytes");
+        assert_eq!(cache.parse(b"512k"), Some(512 << 10));
+        assert_eq!(cache.parse(b"1G"), Some(1 << 30));
+        assert_eq!(cache.parse(b"4096"), Some(4096));
+        for bad in ["", "K", "-1", "1025M", "9223372036854775807G", "8 M"] {
+            assert_eq!(cache.parse(bad.as_bytes()), None, "{bad}");
+        }
+        assert_eq!(row("rseq").parse(b"false"), Some(0));
+        assert_eq!(row("rseq").parse(b"no"), None);
+    }
+
+    #[test]
+    fn decay_zero_hides_the_window_and_gives_it_back() {
+        let options = Options::new();
+        let (window, decay) = (row("hot_window_ms"), row("dirty_decay_ms"));
+        window.set_in(&options, 3000).unwrap();
+        decay.set_in(&options, 0).unwrap();
+        assert_eq!(window.get_in(&options), 0);
+        decay.set_in(&options, 1000).unwrap();
+        assert_eq!(window.get_in(&options), 3000);
+        decay.set_in(&options, -1).unwrap();
+        assert_eq!(window.get_in(&options), 3000);
+    }
+
+    #[test]
+    fn only_live_options_within_range_are_set() {
+        let options = Options::new();
+        assert_eq!(row("narenas").set_in(&options, 4), Err(SetError::StartOnly));
+        assert_eq!(set("narenas", "4"), Err(SetError::StartOnly));
+        assert_eq!(
+            row("hot_window_ms").set_in(&options, 60_001),
+            Err(SetError::Invalid)
+        );
+        assert_eq!(row("hot_window_ms").get_in(&options), 5000);
+        assert_eq!(set("hot_window_ms", "soon"), Err(SetError::Invalid));
+        assert_eq!(set("hot_window", "1"), Err(SetError::Unknown));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_reads_back(index in 0..ROWS.len(), value: i64, shift in 0u32..64) {
+            let row = &ROWS[index];
+            let value = (value >> shift).clamp(row.min, row.max);
+            let (mut shown, mut plain) = (Line::<64>::new(), Line::<64>::new());
+            row.show(value, &mut shown);
+            row.show_plain(value, &mut plain);
+            prop_assert_eq!(row.parse(shown.as_bytes()), Some(value));
+            prop_assert_eq!(row.parse(plain.as_bytes()), Some(value));
+        }
+
+        #[test]
+        fn a_number_is_what_std_reads(text in "-?[0-9]{0,22}|[-+0-9a-z]{0,5}") {
+            let expected = if text.starts_with('+') { None } else { text.parse::<i64>().ok() };
+            // i64::MIN alone is refused: no range reaches it.
+            prop_assert_eq!(number(text.as_bytes()), expected.filter(|&v| v != i64::MIN));
+        }
+
+        #[test]
+        fn nothing_out_of_range_is_loaded(index in 0..ROWS.len(), text: std::vec::Vec<u8>, value: i64) {
+            let (row, options) = (&ROWS[index], Options::new());
+            row.load_in(&options, &text);
+            row.load_in(&options, value.to_string().as_bytes());
+            prop_assert!(row.allows((row.cell)(&options).load(Relaxed)));
+        }
+    }
+}
