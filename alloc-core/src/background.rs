@@ -1,1 +1,136 @@
-//! The background thread.
+//! The background thread: gives cold pages back and empties the caches of idle CPUs, also when the
+//! program makes no call any more. It is made late, when the first pages become free, by a raw
+//! `clone`: that takes no lock of libc and allocates nothing, so any free may make it. It runs on
+//! its own stack with a dummy thread block, with all signals blocked, and calls nothing but system
+//! calls. When nothing is left to do it sleeps without a time-out.
+//!
+//! Where it can't be made, or after a fork, the work is done by the threads that free pages.
+use core::cell::UnsafeCell;
+
+use crate::control::options;
+use crate::front;
+use crate::os::linux::{self, Linux};
+use crate::os::{Os, ids};
+use crate::process::HEAP;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// There is no thread.
+const NONE: u32 = 0;
+/// The thread runs, or sleeps with a time-out.
+const AWAKE: u32 = 1;
+/// The thread sleeps until it is woken.
+const ASLEEP: u32 = 2;
+/// A thread can't be made.
+const UNAVAILABLE: u32 = 3;
+
+/// Free pages below which no thread is made: 1 MiB.
+const WORTH_PAGES: u64 = 256;
+/// How often caches are looked at, milliseconds.
+const CACHES_MS: u64 = 1000;
+const STACK_BYTES: usize = 32 << 10;
+
+static STATE: AtomicU32 = AtomicU32::new(NONE);
+/// The kernel clears it when the thread has left its stack.
+static ALIVE_TID: AtomicU32 = AtomicU32::new(0);
+/// Where no thread is: when the next step is due.
+static NEXT_STEP_MS: AtomicU64 = AtomicU64::new(0);
+
+#[repr(C, align(4096))]
+struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
+// SAFETY: the one background thread uses it.
+unsafe impl Sync for Stack {}
+static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
+static TLS: linux::TlsBlock = linux::TlsBlock::new();
+
+/// Says that pages became free, or that caches fill. Called with no lock held.
+#[inline]
+pub(crate) fn notice() {
+    match STATE.load(Ordering::Relaxed) {
+        AWAKE => {}
+        ASLEEP => wake(),
+        _ => without_thread(),
+    }
+}
+
+#[cold]
+fn wake() {
+    if STATE.compare_exchange(ASLEEP, AWAKE, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        linux::futex_wake(&STATE, 1);
+    }
+}
+
+#[cold]
+fn without_thread() {
+    if HEAP.pages.dirty_hint() < WORTH_PAGES {
+        return;
+    }
+    if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
+        start();
+    }
+    if STATE.load(Ordering::Relaxed) == AWAKE {
+        return;
+    }
+    let now = Linux.now_ms();
+    let next = NEXT_STEP_MS.load(Ordering::Relaxed);
+    if now >= next
+        && NEXT_STEP_MS.compare_exchange(next, now + 50, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    {
+        HEAP.pages.set_times(crate::process::times());
+        HEAP.pages.step();
+    }
+}
+
+fn start() {
+    // An earlier thread's stack is free once the kernel has cleared its id.
+    if ALIVE_TID.load(Ordering::Acquire) != 0
+        || STATE.compare_exchange(NONE, AWAKE, Ordering::AcqRel, Ordering::Relaxed).is_err()
+    {
+        return;
+    }
+    let stack_top = STACK.0.get().cast::<u8>().wrapping_add(STACK_BYTES);
+    // SAFETY: the state lets one thread in here, and the thread block's old user is gone.
+    let thread_pointer = unsafe { TLS.thread_pointer() };
+    let arg = core::ptr::null_mut();
+    // SAFETY: stack and thread block are that thread's alone; `run` keeps to system calls.
+    if unsafe { linux::spawn_raw(stack_top, thread_pointer, run, arg, &ALIVE_TID) }.is_err() {
+        STATE.store(UNAVAILABLE, Ordering::Release);
+    }
+}
+
+/// In a fork's child: the thread is not there.
+pub(crate) fn forget() {
+    ALIVE_TID.store(0, Ordering::Release);
+    STATE.store(NONE, Ordering::Release);
+}
+
+extern "C" fn run(_: *mut u8) {
+    let mut caches_ms = 0;
+    loop {
+        ids::follow_leader();
+        HEAP.pages.set_times(crate::process::times());
+        let now = Linux.now_ms();
+        let mut busy = true;
+        if now >= caches_ms {
+            busy = front::tend();
+            HEAP.release_unused();
+            caches_ms = now + CACHES_MS;
+        }
+        let rest_ms = HEAP.pages.step();
+        if rest_ms.is_none() && !busy {
+            sleep();
+            continue;
+        }
+        let rest = rest_ms.unwrap_or(CACHES_MS).min(CACHES_MS);
+        let _ = linux::futex_wait(&STATE, AWAKE, Some(rest));
+    }
+}
+
+/// Sleeps until [`notice`].
+fn sleep() {
+    STATE.store(ASLEEP, Ordering::SeqCst);
+    // Pages that were freed before the state was seen have no one to wake for them.
+    while STATE.load(Ordering::SeqCst) == ASLEEP && HEAP.pages.dirty_hint() == 0 {
+        let _ = linux::futex_wait(&STATE, ASLEEP, None);
+    }
+    STATE.store(AWAKE, Ordering::SeqCst);
+}

@@ -8,17 +8,38 @@
 #[cfg(any(test, loom))]
 extern crate std;
 
+#[cfg(not(loom))]
 pub mod api;
+#[cfg(not(loom))]
 pub(crate) mod arena;
+#[cfg(not(loom))]
 mod background;
+#[cfg(not(loom))]
 pub mod control;
+#[cfg(not(loom))]
 pub(crate) mod extent;
 pub(crate) mod fatal;
+#[cfg(not(loom))]
 pub(crate) mod front;
+#[cfg(not(loom))]
 pub(crate) mod heat;
 pub(crate) mod os;
+#[cfg(not(loom))]
+pub(crate) mod process;
 pub(crate) mod sync;
 
+// A loom build has what synchronises and no more: loom's types can't be in a `static`.
+#[cfg(loom)]
+pub(crate) mod arena {
+    pub(crate) mod slab;
+}
+#[cfg(loom)]
+pub(crate) mod front {
+    pub(crate) mod size_class;
+    pub(crate) mod transfer;
+}
+
+#[cfg(not(loom))]
 use core::alloc::{GlobalAlloc, Layout};
 
 /// The allocator, for `#[global_allocator]`.
@@ -29,11 +50,14 @@ use core::alloc::{GlobalAlloc, Layout};
 /// assert_eq!(vec![1u8; 1000].len(), 1000);
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[cfg(not(loom))]
 pub struct Thermalloc;
 
 /// Every block of at least 16 bytes has this alignment, whatever its layout asks.
+#[cfg(not(loom))]
 const MIN_ALIGN: usize = 16;
 
+#[cfg(not(loom))]
 // SAFETY: `api` returns null or a block of at least `layout.size()` bytes with the alignment
 // asked for, that overlaps no other live block, and keeps the contents on realloc.
 unsafe impl GlobalAlloc for Thermalloc {

@@ -15,7 +15,7 @@ pub(crate) struct Shape {
     /// Bytes of a slab, a multiple of the kernel's page.
     pub(crate) bytes: usize,
     pub(crate) slots: usize,
-    /// 2^32 / slot size, rounded up.
+    /// 2^31 / (slot size / 16), rounded up.
     pub(crate) magic: u32,
 }
 
@@ -42,14 +42,15 @@ pub(crate) fn shape(class: SizeClass, os_page: usize) -> Shape {
         }
     }
     #[allow(clippy::cast_possible_truncation, reason = "sizes are at least 16")]
-    let magic = ((1u64 << 32).div_ceil(size as u64)) as u32;
+    let magic = ((1u64 << 31).div_ceil(size as u64 / 16)) as u32;
     Shape { bytes: best, slots: (best / size).min(MOST_SLOTS), magic }
 }
 
-/// The index of the slot at `offset` bytes in a slab with `magic`.
+/// The index of the slot at `offset` bytes in a slab with `magic`. Exact, since slab and slot in
+/// units of 16 bytes multiply to less than 2^31.
 #[inline(always)]
 pub(crate) fn slot_of(offset: usize, magic: u32) -> usize {
-    (offset * magic as usize) >> 32
+    ((offset >> 4) * magic as usize) >> 31
 }
 
 #[cfg(test)]

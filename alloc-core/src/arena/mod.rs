@@ -5,6 +5,8 @@
 pub(crate) mod bin;
 pub(crate) mod large;
 pub(crate) mod slab;
+#[cfg(test)]
+mod tests;
 
 use self::slab::{Bits, Pending, Slots};
 use crate::extent::base::Table;
@@ -15,7 +17,7 @@ use crate::extent::{Extent, ExtentId, Extents, State};
 use crate::fatal::fatal;
 use crate::front::size_class::{SLAB_CLASSES, SizeClass, class_bytes};
 use crate::os::{Errno, Os};
-use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::lock::{Guard, Mutex, RawLock};
 
 /// Most blocks that one call takes or gives.
@@ -350,15 +352,11 @@ impl<O: Os> Heap<O> {
 
     /// Answers the arena's reports if nobody holds its lock; whoever does will look after it.
     fn settle_reports(&self, arena: &Arena) {
-        loop {
-            // Either the holder of the lock sees the report, or the reporter sees the lock free.
-            fence(Ordering::SeqCst);
-            if arena.pending.is_empty() {
-                return;
-            }
-            let Some(mut bins) = arena.bins.try_lock() else { return };
+        arena.pending.settle(|| {
+            let Some(mut bins) = arena.bins.try_lock() else { return false };
             self.answer_reports(arena, &mut bins);
-        }
+            true
+        });
     }
 
     /// Releases the current slabs that are unused, of all arenas: for when nothing is going on.

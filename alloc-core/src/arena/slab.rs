@@ -7,7 +7,8 @@
 //! or a slab wholly free, is told to put the slab on its arena's pending list; the flag that says
 //! so is set in the same step, so a slab is on the list at most once and is never released while
 //! somebody is about to put it there.
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::const_fn;
 
 /// Most slots in a slab.
 pub(crate) const MOST_SLOTS: usize = 1024;
@@ -136,8 +137,10 @@ impl Slots<'_> {
 pub(crate) struct Pending(AtomicU32);
 
 impl Pending {
-    pub(crate) const fn new() -> Self {
-        Self(AtomicU32::new(0))
+    const_fn! {
+        pub(crate) const fn new() -> Self {
+            Self(AtomicU32::new(0))
+        }
     }
 
     /// Puts `id` on the list; `link` is its link.
@@ -159,5 +162,131 @@ impl Pending {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0
+    }
+
+    /// Sees to it that no report is left lying: `answer` tries the arena's lock and answers what is on
+    /// the list, or says that somebody else holds the lock. That thread comes here after letting it
+    /// go, and then either it sees the report, or the reporter has seen the lock free.
+    pub(crate) fn settle(&self, mut answer: impl FnMut() -> bool) {
+        loop {
+            fence(Ordering::SeqCst);
+            if self.is_empty() || !answer() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::sync::lock::Mutex;
+    use loom::sync::Arc;
+    use loom::thread;
+    use std::vec::Vec;
+
+    /// One slab of an arena: what the arena's lock covers is how often the slab was released.
+    struct Model {
+        ctl: AtomicU32,
+        bits: [AtomicU64; 1],
+        link: AtomicU32,
+        pending: Pending,
+        arena: Mutex<(bool, u32)>,
+    }
+
+    const SLOTS: u32 = 2;
+
+    impl Model {
+        /// All slots are out, and the slab is detached.
+        fn new() -> Self {
+            let model = Self {
+                ctl: AtomicU32::new(0),
+                bits: [AtomicU64::new(0)],
+                link: AtomicU32::new(0),
+                pending: Pending::new(),
+                arena: Mutex::new((false, 0)),
+            };
+            model.slots().init();
+            assert_eq!(model.slots().take(0, SLOTS, |_| ()).0, SLOTS);
+            assert!(model.slots().detach());
+            model
+        }
+
+        fn slots(&self) -> Slots<'_> {
+            Slots { ctl: &self.ctl, bits: &self.bits, slots: SLOTS }
+        }
+
+        fn free(&self, slot: u32) {
+            self.slots().free(0, 1 << slot).unwrap();
+            if self.slots().count_freed(1) {
+                self.pending.put(1, &self.link);
+            }
+            self.settle();
+        }
+
+        fn settle(&self) {
+            self.pending.settle(|| {
+                let Some(mut arena) = self.arena.try_lock() else { return false };
+                self.answer(&mut arena);
+                true
+            });
+        }
+
+        /// `arena`: whether the slab is attached, and its releases.
+        fn answer(&self, arena: &mut (bool, u32)) {
+            if self.pending.take() == 0 {
+                return;
+            }
+            arena.0 |= self.slots().answer();
+            if self.slots().is_unused() {
+                arena.1 += 1;
+            }
+        }
+    }
+
+    #[test]
+    fn loom_freed_slots_are_reported_and_the_slab_released_once() {
+        loom::model(|| {
+            let model = Arc::new(Model::new());
+            let threads: Vec<_> = (0..SLOTS)
+                .map(|slot| {
+                    let model = Arc::clone(&model);
+                    thread::spawn(move || model.free(slot))
+                })
+                .collect();
+            threads.into_iter().for_each(|t| t.join().unwrap());
+            let arena = model.arena.lock();
+            assert!(model.pending.is_empty(), "no report is left lying");
+            assert_eq!(*arena, (true, 1));
+        });
+    }
+
+    #[test]
+    fn loom_the_owner_takes_while_another_frees() {
+        loom::model(|| {
+            let model = Arc::new(Model::new());
+            let other = Arc::clone(&model);
+            let freeing = thread::spawn(move || {
+                other.free(0);
+                other.free(1);
+            });
+            let mut arena = model.arena.lock();
+            model.answer(&mut arena);
+            let mut taken = 0;
+            if arena.0 && arena.1 == 0 {
+                taken = model.slots().take(0, SLOTS, |_| ()).0;
+                if model.slots().free_count() == 0 && model.slots().detach() {
+                    arena.0 = false;
+                }
+            }
+            drop(arena);
+            model.settle();
+            freeing.join().unwrap();
+            let arena = model.arena.lock();
+            assert!(model.pending.is_empty());
+            assert!(arena.0, "a slab with free slots is in a list of its arena");
+            assert_eq!(model.slots().free_count() + taken, SLOTS);
+            assert_eq!(arena.1, u32::from(taken == 0));
+        });
     }
 }

@@ -386,7 +386,7 @@ impl Inner {
         const STEP_MS: u64 = 50;
         const REST_MS: u64 = 1000;
         let oldest = self.cache.oldest_stamp_ms(sp)?;
-        let decay = self.times.decay_ms?;
+        let Some(decay) = self.times.decay_ms else { return Some(REST_MS) };
         let cold_at = oldest + self.times.window_ms;
         if cold_at > now {
             return Some((cold_at - now).clamp(STEP_MS.min(decay.max(1)), REST_MS));

@@ -9,6 +9,8 @@ pub(crate) mod base;
 pub(crate) mod cache;
 pub(crate) mod heap;
 pub(crate) mod page_map;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tree;
 
 use crate::extent::base::Table;
@@ -111,7 +113,7 @@ impl Extent {
         prev, set_prev: ExtentId;
         /// List link: towards the younger piece.
         next, set_next: ExtentId;
-        /// Slab: 2^32 / slot size, rounded up, so that a slot's index is a multiplication.
+        /// Slab: see `arena::bin::Shape`; makes a slot's index a multiplication.
         magic, set_magic: u32;
         /// Free piece: when its youngest page was freed, milliseconds of the heap's clock.
         stamp_ms, set_stamp_ms: u64;
