@@ -1,0 +1,141 @@
+//! What the tests share: the finished C library, a C compiler, processes with the library preloaded.
+//!
+//! Needs gcc, g++ and binutils. Nothing is skipped: what is missing fails.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// libthermalloc as a user gets it.
+#[derive(Debug)]
+pub struct Library {
+    /// `libthermalloc.so`.
+    pub shared: PathBuf,
+    /// `libthermalloc.a`.
+    pub archive: PathBuf,
+}
+
+impl Library {
+    /// Builds the release library below `scratch`, the test's `CARGO_TARGET_TMPDIR`; where
+    /// `THERMALLOC_LIB_DIR` is set, takes the library from that folder instead.
+    ///
+    /// # Panics
+    /// When the build fails.
+    #[must_use]
+    pub fn build(scratch: &Path) -> Self {
+        let folder = std::env::var_os("THERMALLOC_LIB_DIR").map_or_else(
+            || {
+                // A target folder of its own: the outer cargo may hold the lock of its.
+                let target = scratch.join("libthermalloc");
+                let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+                must(
+                    Command::new(cargo)
+                        .args([
+                            "build",
+                            "--release",
+                            "--package",
+                            "thermalloc-capi",
+                            "--target-dir",
+                        ])
+                        .arg(&target)
+                        .arg("--manifest-path")
+                        .arg(root().join("Cargo.toml")),
+                );
+                target.join("release")
+            },
+            PathBuf::from,
+        );
+        let library = Self {
+            shared: folder.join("libthermalloc.so"),
+            archive: folder.join("libthermalloc.a"),
+        };
+        for file in [&library.shared, &library.archive] {
+            assert!(file.is_file(), "{} was not built", file.display());
+        }
+        library
+    }
+
+    /// A command for `program` with the library preloaded, killed after two minutes.
+    #[must_use]
+    pub fn preload(&self, program: &Path) -> Command {
+        let mut variable = OsString::from("LD_PRELOAD=");
+        variable.push(&self.shared);
+        let mut command = Command::new("timeout");
+        command
+            .args(["-s", "KILL", "120", "env"])
+            .arg(variable)
+            .arg(program);
+        command
+    }
+}
+
+/// The root of the repository.
+#[must_use]
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Runs a command that has to succeed; its output.
+///
+/// # Panics
+/// When it can't be run or fails, with all it wrote.
+pub fn must(command: &mut Command) -> Output {
+    let output = output(command);
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    output
+}
+
+/// Runs a command to its end, whatever it is.
+///
+/// # Panics
+/// When it can't be run.
+pub fn output(command: &mut Command) -> Output {
+    command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+/// Bytes that a program wrote, for people.
+#[must_use]
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Compiles `tests/c/{source}` with `args` into `out`: g++ for `.cpp`, else gcc; every warning is
+/// an error, and calls of the allocator are not optimised away.
+///
+/// # Panics
+/// When the compiler refuses it.
+pub fn compile<S: AsRef<OsStr>>(source: &str, out: &Path, args: &[S]) {
+    let (compiler, std) = if source.ends_with(".cpp") {
+        ("g++", "-std=c++17")
+    } else {
+        ("gcc", "-std=gnu11")
+    };
+    must(
+        Command::new(compiler)
+            .args([
+                std,
+                "-O1",
+                "-g",
+                "-fno-builtin",
+                "-pthread",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+            ])
+            .args(["-Wno-unused-result", "-Wno-deprecated-declarations"])
+            .arg("-I")
+            .arg(root().join("alloc-capi/include"))
+            .arg(root().join("tests/c").join(source))
+            .args(args)
+            .arg("-o")
+            .arg(out),
+    );
+}
