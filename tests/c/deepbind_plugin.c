@@ -18,3 +18,6 @@ int use(void) {
   }
   return 7;
 }
+
+/* Whose free this library is bound to. */
+void *bound_free(void) { return (void *)free; }
