@@ -8,7 +8,9 @@ use core::ptr::null_mut;
 use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front;
-use crate::front::size_class::{CACHED_MAX, CLASSES, LARGE, class_bytes, class_of, class_of_aligned};
+use crate::front::size_class::{
+    CACHED_MAX, CLASSES, LARGE, SizeClass, class_bytes, class_of, class_of_aligned,
+};
 use crate::process::{self, HEAP};
 
 /// Largest block, bytes: pointers into one block must have a difference that fits `isize`.
@@ -18,7 +20,7 @@ const MOST_BYTES: usize = isize::MAX as usize;
 #[inline(always)]
 #[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
-    if size <= CACHED_MAX { front::alloc(class_of(size)) } else { alloc_large(size, 1, false) }
+    if size <= CACHED_MAX { cached(class_of(size)) } else { alloc_large(size, 1, false) }
 }
 
 /// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
@@ -28,7 +30,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
     if size > CACHED_MAX {
         return alloc_large(size, 1, true);
     }
-    zeroed(front::alloc(class_of(size)), size)
+    zeroed(cached(class_of(size)), size)
 }
 
 /// A block of `size` bytes whose address is a multiple of `align`.
@@ -36,7 +38,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 #[must_use]
 pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
-        Some(class) => front::alloc(class),
+        Some(class) => cached(class),
         None => alloc_large(size, align, false),
     }
 }
@@ -46,9 +48,14 @@ pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
 #[must_use]
 pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
-        Some(class) => zeroed(front::alloc(class), size),
+        Some(class) => zeroed(cached(class), size),
         None => alloc_large(size, align, true),
     }
+}
+
+#[inline(always)]
+fn cached(class: SizeClass) -> *mut u8 {
+    front::alloc(class, class_bytes(class))
 }
 
 fn zeroed(p: *mut u8, size: usize) -> *mut u8 {
@@ -64,7 +71,7 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
     if size > MOST_BYTES || !process::ready() {
         return null_mut();
     }
-    front::note_large(size);
+    front::count_allocated(size);
     HEAP.alloc_large(size, align, zero)
 }
 
@@ -76,8 +83,9 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
 #[inline(always)]
 pub unsafe fn free(p: *mut u8) {
     let code = HEAP.pages.space.window.code_of(p.addr());
-    if !front::push(code, p) {
-        free_slow(code, p);
+    // SAFETY: the code is that of the block's page, and the caller gave the block up.
+    if !unsafe { front::free(code, p) } {
+        free_uncached(code, p);
     }
 }
 
@@ -94,10 +102,8 @@ pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
 
 #[cold]
 #[inline(never)]
-fn free_slow(code: u8, p: *mut u8) {
-    if (1..=CLASSES).contains(&usize::from(code)) {
-        front::overflow(code, p);
-    } else if code == LARGE {
+fn free_uncached(code: u8, p: *mut u8) {
+    if code == LARGE {
         // SAFETY: the caller of `free` gave the block up.
         unsafe { HEAP.free_large(p) };
         process::freed_pages();

@@ -111,7 +111,7 @@ extern "C" fn run(_: *mut u8) {
         let now = Linux.now_ms();
         let mut busy = true;
         if now >= caches_ms {
-            busy = front::tend();
+            busy = front::tend() > 0;
             HEAP.release_unused();
             caches_ms = now + CACHES_MS;
         }

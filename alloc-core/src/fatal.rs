@@ -20,6 +20,16 @@ pub(crate) fn fatal(what: &str, addr: usize) -> ! {
     abort()
 }
 
+/// Ends the process with the line `thermalloc: {what}`.
+#[cold]
+pub(crate) fn end_with(what: &[u8]) -> ! {
+    let mut line = Line::new();
+    line.push(b"thermalloc: ");
+    line.push(what);
+    let _ = linux::write(2, line.finish());
+    abort()
+}
+
 /// As libc's, but for the locks that it takes.
 fn abort() -> ! {
     let kill = || {

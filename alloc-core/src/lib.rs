@@ -17,6 +17,9 @@ mod background;
 #[cfg(not(loom))]
 pub mod control;
 #[cfg(not(loom))]
+#[doc(hidden)]
+pub mod embed;
+#[cfg(not(loom))]
 pub(crate) mod extent;
 pub(crate) mod fatal;
 #[cfg(not(loom))]

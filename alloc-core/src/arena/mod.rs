@@ -55,6 +55,9 @@ pub(crate) struct Heap<O> {
     spare_bits: Mutex<SpareBits>,
     /// Large blocks whose pages were moved by the kernel.
     moves: AtomicU32,
+    /// Memory of the caches above.
+    tables: Table<[u8; PAGE]>,
+    table_pages: Mutex<usize>,
 }
 
 /// Bitmaps that no slab uses, linked through their first word.
@@ -72,6 +75,8 @@ impl<O: Os> Heap<O> {
             bits: Table::new(),
             spare_bits: Mutex::new(SpareBits { first: 0, next_new: 1 }),
             moves: AtomicU32::new(0),
+            tables: Table::new(),
+            table_pages: Mutex::new(0),
         }
     }
 
@@ -80,6 +85,7 @@ impl<O: Os> Heap<O> {
         self.pages.init(random, |start, bytes| self.bits.place(start, bytes))?;
         let (side, bytes) = self.pages.space.window.side();
         self.arenas.place(side, bytes / 4);
+        self.tables.place(side + bytes / 4, bytes / 4 * 3);
         self.arenas.ensure(&self.pages.space.os, arenas as usize)?;
         for i in 0..arenas as usize {
             // SAFETY: the entry is mapped, and nobody knows of it before the count is stored.
@@ -87,6 +93,20 @@ impl<O: Os> Heap<O> {
         }
         self.arena_count.store(arenas, Ordering::Release);
         Ok(())
+    }
+
+    /// `bytes` zero bytes for good, aligned to a page; null when memory is out.
+    pub(crate) fn map_table(&self, bytes: usize) -> *mut u8 {
+        let os = &self.pages.space.os;
+        let unit = os.page_size().max(PAGE);
+        let mut used = self.table_pages.lock();
+        let at = *used;
+        let pages = bytes.next_multiple_of(unit) / PAGE;
+        if self.tables.ensure(os, at + pages).is_err() {
+            return core::ptr::null_mut();
+        }
+        *used += pages;
+        self.tables.at(at).cast()
     }
 
     /// Number of arenas.
@@ -125,7 +145,12 @@ impl<O: Os> Heap<O> {
         let mut taken = 0;
         while taken < out.len() {
             let Some(slab) = self.usable_slab(index, class, &mut bins) else { break };
-            taken += self.take_slots(slab, &mut out[taken..]);
+            let n = self.take_slots(slab, &mut out[taken..]);
+            if n == 0 {
+                // Only in a fork's child whose copy of a free is not whole: the slab is let be.
+                bins.0[usize::from(class)].current = 0;
+            }
+            taken += n;
         }
         drop(bins);
         self.settle_reports(arena);
@@ -379,7 +404,9 @@ impl<O: Os> Heap<O> {
     /// Bytes that are out (live, or in a cache above), and the slabs, blocks and large blocks that
     /// hold them.
     pub(crate) fn usage(&self) -> Usage {
-        let mut u = Usage { metadata_bytes: self.bits.mapped_bytes() + self.arenas.mapped_bytes(), ..Usage::default() };
+        let mut u = Usage { metadata_bytes: self.bits.mapped_bytes()
+                + self.arenas.mapped_bytes()
+                + self.tables.mapped_bytes(), ..Usage::default() };
         self.pages.for_each_in_use(|e| match e.state() {
             State::Slab => {
                 let used = u32::from(e.slots()) - self.slots(e).free_count().min(u32::from(e.slots()));
@@ -390,19 +417,20 @@ impl<O: Os> Heap<O> {
             State::Block => u.out_bytes += class_bytes(e.code()),
             _ => {
                 u.large += 1;
+                u.large_bytes += (e.pages() as usize) << LG_PAGE;
                 u.out_bytes += (e.pages() as usize) << LG_PAGE;
             }
         });
         u
     }
 
-    /// Calls `each` with every lock, in the order in which they are taken.
-    pub(crate) fn for_each_lock(&self, mut each: impl FnMut(&RawLock)) {
-        for index in 0..self.arena_count() {
-            each(self.arena(index).bins.raw());
-        }
-        each(self.spare_bits.raw());
-        each(self.pages.raw_lock());
+    /// Every lock, in the order in which they are taken.
+    pub(crate) fn locks(&self) -> impl Iterator<Item = &RawLock> {
+        let arenas = (0..self.arena_count()).map(|index| self.arena(index).bins.raw());
+        let [purging, pages] = self.pages.locks();
+        core::iter::once(purging)
+            .chain(arenas)
+            .chain([self.table_pages.raw(), self.spare_bits.raw(), pages])
     }
 }
 
@@ -414,5 +442,6 @@ pub(crate) struct Usage {
     pub(crate) slabs: usize,
     pub(crate) slab_bytes: usize,
     pub(crate) large: usize,
+    pub(crate) large_bytes: usize,
     pub(crate) metadata_bytes: usize,
 }

@@ -307,7 +307,6 @@ mod tests {
         assert_eq!(line, None);
         assert_eq!(value(&options, "narenas"), 8);
         assert_eq!(value(&options, "dirty_decay_ms"), 3000);
-        assert_eq!(value(&options, "muzzy_decay_ms"), 10_000);
         assert_eq!(value(&options, "hot_window_ms"), 2000);
         assert_eq!(value(&options, "background_thread"), 0);
     }

@@ -4,8 +4,9 @@
 //! Invariants: nothing here allocates, locks or calls into libc; the layers below read options
 //! and are read for statistics, they never call this module for anything else.
 
-// Until start-up calls `conf::load`, only the tests do.
-#[allow(dead_code)]
+use crate::extent::page_map::LG_PAGE;
+use crate::process::HEAP;
+
 pub(crate) mod conf;
 pub mod host;
 pub mod options;
@@ -17,10 +18,31 @@ mod text;
 mod docs;
 
 /// The figures of the layers below, at this moment: the one source of every statistic.
-///
-/// Each layer that counts something writes its field here.
 pub(crate) fn counters() -> stats::Counters {
-    stats::Counters::default()
+    let pages = HEAP.pages.counts();
+    let usage = HEAP.usage();
+    let caches = crate::process::caches();
+    let bytes = |pages: u64| pages << LG_PAGE;
+    stats::Counters {
+        allocated_bytes: (usage.out_bytes as u64).saturating_sub(caches.bytes),
+        active_bytes: bytes(pages.in_use),
+        metadata_bytes: pages.metadata_bytes + usage.metadata_bytes as u64,
+        mapped_bytes: bytes(pages.mapped),
+        retained_bytes: bytes(pages.clean),
+        dirty_bytes: bytes(pages.dirty),
+        dirty_extents: pages.dirty_pieces,
+        warm_bytes: bytes(pages.dirty.min(pages.peak - pages.in_use)),
+        in_use_peak_bytes: bytes(pages.peak),
+        cached_bytes: caches.bytes,
+        cached_blocks: caches.blocks,
+        purged_bytes: bytes(pages.purged),
+        purge_calls: pages.purge_calls,
+        purge_failures: pages.purge_failures,
+        large_live_bytes: usage.large_bytes as u64,
+        large_live_blocks: usage.large as u64,
+        slabs: usage.slabs as u64,
+        rseq_aborts: caches.rseq_aborts,
+    }
 }
 
 /// Gives every free page back to the kernel, hot or not: an explicit request.

@@ -190,7 +190,6 @@ options! {
     background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
     hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
     dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
-    muzzy_decay_ms: Ms = 0, -1..=DECAY_MAX_MS, Live, "Purge in two stages: MADV_FREE first, MADV_DONTNEED after this time. 0 has no first stage; -1 no second.";
     cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds. 0 caches nothing.";
     rseq: Bool = true, 0..=1, Start, "Caches per CPU by restartable sequences. Off, or where the kernel or libc has none: caches per thread.";
     strip_deepbind: Bool = true, 0..=1, Live, "Drop RTLD_DEEPBIND from the flags of dlopen: a library loaded with it would free our blocks by another allocator.";

@@ -39,6 +39,7 @@ pub(crate) struct Cache {
     oldest: ExtentId,
     youngest: ExtentId,
     pub(crate) dirty_pages: u64,
+    pub(crate) dirty_pieces: u64,
     pub(crate) clean_pages: u64,
     spare_records: ExtentId,
     spare_count: u32,
@@ -55,6 +56,7 @@ impl Cache {
             oldest: 0,
             youngest: 0,
             dirty_pages: 0,
+            dirty_pieces: 0,
             clean_pages: 0,
             spare_records: 0,
             spare_count: 0,
@@ -149,6 +151,7 @@ impl Cache {
         if after == 0 { self.oldest = id } else { sp.extents.get(after).set_next(id) }
         if before == 0 { self.youngest = id } else { sp.extents.get(before).set_prev(id) }
         self.dirty_pages += u64::from(e.pages());
+        self.dirty_pieces += 1;
         self.dirty.insert(&sp.extents, id);
     }
 
@@ -182,6 +185,7 @@ impl Cache {
         }
         self.dirty.remove(&sp.extents, id);
         self.dirty_pages -= pages;
+        self.dirty_pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
         if prev == 0 { self.oldest = next } else { sp.extents.get(prev).set_next(next) }
         if next == 0 { self.youngest = prev } else { sp.extents.get(next).set_prev(prev) }

@@ -7,7 +7,7 @@ use crate::heat::decay::{self, Sight, Times};
 use crate::heat::demand::Demand;
 use crate::os::{Errno, Os};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use crate::sync::lock::{Guard, Mutex};
+use crate::sync::lock::{Guard, Mutex, RawLock};
 
 /// Largest request, pages: 4 TiB.
 const MOST_PAGES: usize = 1 << 30;
@@ -43,6 +43,8 @@ pub(crate) struct Counts {
     /// Most pages in use within the demand window.
     pub(crate) peak: u64,
     pub(crate) dirty: u64,
+    /// Pieces that these are in.
+    pub(crate) dirty_pieces: u64,
     pub(crate) clean: u64,
     pub(crate) purged: u64,
     /// Calls that gave pages back.
@@ -59,6 +61,8 @@ pub(crate) struct Counts {
 pub(crate) struct PageHeap<O> {
     pub(crate) space: Space<O>,
     inner: Mutex<Inner>,
+    /// Held while an extent is in state `Purging`, so that a fork's child finds none.
+    purging: Mutex<()>,
     /// Dirty pages, for a look without the lock.
     dirty_hint: AtomicU64,
 }
@@ -76,6 +80,7 @@ impl<O: Os> PageHeap<O> {
                     in_use: 0,
                     peak: 0,
                     dirty: 0,
+                    dirty_pieces: 0,
                     clean: 0,
                     purged: 0,
                     purge_calls: 0,
@@ -84,6 +89,7 @@ impl<O: Os> PageHeap<O> {
                     metadata_bytes: 0,
                 },
             }),
+            purging: Mutex::new(()),
             dirty_hint: AtomicU64::new(0),
         }
     }
@@ -193,13 +199,14 @@ impl<O: Os> PageHeap<O> {
     /// is large.
     pub(crate) fn shrink(&self, id: ExtentId, pages: u32) {
         let sp = &self.space;
+        let purging = self.purging.try_lock();
         let mut inner = self.inner.lock();
         if inner.cache.reserve_records(sp, 1).is_err() {
             return;
         }
         let tail = inner.cache.split_tail(sp, id, pages);
         let now = sp.os.now_ms();
-        if sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
+        if purging.is_none() || sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
             inner.free(sp, tail, now);
             self.hint(&inner);
             return;
@@ -208,12 +215,14 @@ impl<O: Os> PageHeap<O> {
         sp.extents.get(tail).set_state(State::Purging);
         drop(inner);
         self.purge(tail);
+        drop(purging);
     }
 
     /// Gives cold pages back. Returns how long nothing more will be due, milliseconds; `None` when
     /// there is nothing dirty.
     pub(crate) fn step(&self) -> Option<u64> {
         let sp = &self.space;
+        let _purging = self.purging.lock();
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         let mut left = inner.due(sp, now);
@@ -235,6 +244,7 @@ impl<O: Os> PageHeap<O> {
     /// Gives every dirty page back at once, on request. Returns the bytes given back.
     pub(crate) fn trim(&self) -> usize {
         let sp = &self.space;
+        let _purging = self.purging.lock();
         let mut inner = self.inner.lock();
         let before = inner.counts.purged;
         let mut left = inner.cache.dirty_pages;
@@ -288,6 +298,7 @@ impl<O: Os> PageHeap<O> {
             in_use: inner.demand.in_use(),
             peak: inner.demand.peak(now),
             dirty: inner.cache.dirty_pages,
+            dirty_pieces: inner.cache.dirty_pieces,
             clean: inner.cache.clean_pages,
             mapped: u64::from(sp.window.pages()),
             metadata_bytes: (sp.window.metadata_bytes() + sp.extents.metadata_bytes()) as u64,
@@ -306,9 +317,9 @@ impl<O: Os> PageHeap<O> {
         }
     }
 
-    /// The lock, for the fork protocol.
-    pub(crate) fn raw_lock(&self) -> &crate::sync::lock::RawLock {
-        self.inner.raw()
+    /// The locks, in the order in which they are taken.
+    pub(crate) fn locks(&self) -> [&RawLock; 2] {
+        [self.purging.raw(), self.inner.raw()]
     }
 }
 

@@ -66,12 +66,14 @@ struct Stack {
     head: AtomicU64,
     /// Fewest nodes since the background thread last looked.
     low: AtomicU32,
+    /// Blocks in the nodes, for statistics.
+    blocks: AtomicU32,
 }
 
 impl Stack {
     const_fn! {
         const fn new() -> Self {
-            Self { head: AtomicU64::new(0), low: AtomicU32::new(0) }
+            Self { head: AtomicU64::new(0), low: AtomicU32::new(0), blocks: AtomicU32::new(0) }
         }
     }
 
@@ -166,6 +168,7 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
 
     /// Leaves a batch of 1 to [`BATCH_MAX`] blocks of `class`. False, and the blocks are still the
     /// caller's, where that class has enough already or there is no node.
+    #[allow(clippy::cast_possible_truncation, reason = "at most BATCH_MAX")]
     pub(crate) fn put(&self, class: SizeClass, blocks: &[*mut u8]) -> bool {
         debug_assert!((1..=BATCH_MAX).contains(&blocks.len()));
         let stack = &self.stacks[class as usize];
@@ -179,13 +182,16 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
         };
         self.fill(handle, blocks);
         let done = stack.push(&self.nodes, handle, limit);
-        if !done {
+        if done {
+            stack.blocks.fetch_add(blocks.len() as u32, Relaxed);
+        } else {
             self.free.push(&self.nodes, handle, u32::MAX);
         }
         done
     }
 
     /// Takes a batch of `class`, as far as it fits into `out`; the result is the number of blocks.
+    #[allow(clippy::cast_possible_truncation, reason = "at most BATCH_MAX")]
     pub(crate) fn get(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
         let stack = &self.stacks[class as usize];
         let Some((handle, left)) = stack.pop(&self.nodes) else {
@@ -196,6 +202,7 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
             stack.low.store(left, Relaxed);
         }
         let (taken, rest) = self.empty(handle, out);
+        stack.blocks.fetch_sub(taken as u32, Relaxed);
         // The rest of a batch goes back whatever the limit.
         let to = if rest { stack } else { &self.free };
         to.push(&self.nodes, handle, u32::MAX);
@@ -220,6 +227,20 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
             total += taken;
         }
         total
+    }
+
+    /// Forgets everything that is here, in a fork's child whose copy of it may not be whole.
+    pub(crate) fn forget(&self) {
+        for stack in self.stacks.iter().chain([&self.free]) {
+            stack.head.store(0, Relaxed);
+            stack.blocks.store(0, Relaxed);
+        }
+        self.used.store(0, Relaxed);
+    }
+
+    /// Blocks of `class` here, by a glance.
+    pub(crate) fn blocks(&self, class: SizeClass) -> usize {
+        self.stacks[class as usize].blocks.load(Relaxed) as usize
     }
 
     /// Batches of `class` here now.

@@ -244,7 +244,8 @@ impl ForkGate {
         }
     }
 
-    fn is_owner(&self) -> bool {
+    /// Whether the calling thread is the one that forks.
+    pub(crate) fn is_owner(&self) -> bool {
         // The token is asked for only while there is an owner: before libc's start there may be
         // no thread pointer to read.
         let owner = self.owner.load(Relaxed);

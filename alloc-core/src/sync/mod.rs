@@ -3,6 +3,7 @@
 //! a type that has one is built by [`const_fn!`] and is no `static` in a loom build.
 #![allow(dead_code, reason = "the layers that use it are being wired")]
 pub(crate) mod lock;
+pub(crate) mod passage;
 
 #[cfg(not(loom))]
 pub(crate) use core::hint::spin_loop;
@@ -146,3 +147,12 @@ pub(crate) fn thread_token() -> usize {
     loom::thread::current().id().hash(&mut hasher);
     usize::try_from(hasher.finish() | 1).unwrap()
 }
+
+/// Lets others run.
+#[cfg(not(loom))]
+pub(crate) fn yield_now() {
+    crate::os::linux::yield_now();
+}
+
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
