@@ -9,7 +9,7 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front;
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, LARGE, SizeClass, class_bytes, class_of, class_of_aligned,
+    CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, class_bytes, class_of, class_of_aligned,
 };
 use crate::process::{self, HEAP};
 
@@ -131,13 +131,16 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
     let code = HEAP.pages.space.window.code_of(p.addr());
     let old_size = block_bytes(code, p);
     let aligned = p.addr() & (align - 1) == 0;
-    if code == LARGE && new_size > CACHED_MAX {
+    if code == LARGE && (new_size > CACHED_MAX || new_size < old_size) {
         if new_size > MOST_BYTES {
             return null_mut();
         }
+        // A small remainder moves to a slab, but the tail goes back as that of a large one.
         if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
             process::freed_pages();
-            return q;
+            if new_size >= SLAB_MAX {
+                return q;
+            }
         }
     } else if aligned && new_size <= old_size && code != LARGE {
         let class = class_of(new_size);

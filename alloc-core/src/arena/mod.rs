@@ -51,7 +51,6 @@ pub(crate) struct Heap<O> {
     pub(crate) pages: PageHeap<O>,
     arenas: Table<Arena>,
     arena_count: AtomicU32,
-    bits: Table<Bits>,
     spare_bits: Mutex<SpareBits>,
     /// Large blocks whose pages were moved by the kernel.
     moves: AtomicU32,
@@ -72,7 +71,6 @@ impl<O: Os> Heap<O> {
             pages: PageHeap::new(os),
             arenas: Table::new(),
             arena_count: AtomicU32::new(0),
-            bits: Table::new(),
             spare_bits: Mutex::new(SpareBits { first: 0, next_new: 1 }),
             moves: AtomicU32::new(0),
             tables: Table::new(),
@@ -82,7 +80,7 @@ impl<O: Os> Heap<O> {
 
     /// Places everything; `arenas` is how many arenas to make. Called once.
     pub(crate) fn init(&self, random: u64, arenas: u32) -> Result<(), Errno> {
-        self.pages.init(random, |start, bytes| self.bits.place(start, bytes))?;
+        self.pages.init(random)?;
         let (side, bytes) = self.pages.space.window.side();
         self.arenas.place(side, bytes / 4);
         self.tables.place(side + bytes / 4, bytes / 4 * 3);
@@ -127,7 +125,7 @@ impl<O: Os> Heap<O> {
     /// A view of a slab's shared words.
     fn slots<'a>(&'a self, e: &'a Extent) -> Slots<'a> {
         // SAFETY: the slab's bitmap was handed out to it and is never unmapped.
-        let bits = unsafe { &*self.bits.at(e.bits() as usize) };
+        let bits = unsafe { &*self.pages.space.bits.at(e.bits() as usize) };
         let slots = u32::from(e.slots());
         Slots { ctl: &e.ctl, bits: &bits[..(slots as usize).div_ceil(64)], slots }
     }
@@ -238,7 +236,7 @@ impl<O: Os> Heap<O> {
             spare.first = next;
             return Some(bits);
         }
-        self.bits.ensure(&self.pages.space.os, spare.next_new as usize + 1).ok()?;
+        self.pages.space.bits.ensure(&self.pages.space.os, spare.next_new as usize + 1).ok()?;
         spare.next_new += 1;
         Some(spare.next_new - 1)
     }
@@ -251,7 +249,7 @@ impl<O: Os> Heap<O> {
 
     fn bits_link(&self, bits: u32) -> &crate::sync::atomic::AtomicU64 {
         // SAFETY: the entry was ensured when the bitmap was first handed out.
-        unsafe { &(*self.bits.at(bits as usize))[0] }
+        unsafe { &(*self.pages.space.bits.at(bits as usize))[0] }
     }
 
     /// Takes single extents of a class above `SLAB_MAX`.
@@ -404,9 +402,9 @@ impl<O: Os> Heap<O> {
     /// Bytes that are out (live, or in a cache above), and the slabs, blocks and large blocks that
     /// hold them.
     pub(crate) fn usage(&self) -> Usage {
-        let mut u = Usage { metadata_bytes: self.bits.mapped_bytes()
+        let mut u = Usage { metadata_bytes: self.spare_bits.lock().next_new as usize * size_of::<Bits>()
                 + self.arenas.mapped_bytes()
-                + self.tables.mapped_bytes(), ..Usage::default() };
+                + *self.table_pages.lock() * PAGE, ..Usage::default() };
         self.pages.for_each_in_use(|e| match e.state() {
             State::Slab => {
                 let used = u32::from(e.slots()) - self.slots(e).free_count().min(u32::from(e.slots()));

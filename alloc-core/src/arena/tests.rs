@@ -15,10 +15,10 @@ use crate::front::size_class::{
 use crate::os::fake::{Call, FakeKernel};
 
 fn heap(page_size: usize, arenas: u32) -> Heap<FakeKernel> {
-    /// Windows of heaps that live at the same time must not meet: 80 GiB apart.
+    /// Windows of heaps that live at the same time must not meet: 400 GiB apart.
     static NEXT: AtomicU64 = AtomicU64::new(7);
     let heap = Heap::new(FakeKernel::new(page_size));
-    heap.init(NEXT.fetch_add(80, Ordering::Relaxed), arenas).unwrap();
+    heap.init(NEXT.fetch_add(400, Ordering::Relaxed), arenas).unwrap();
     heap
 }
 

@@ -4,11 +4,15 @@
 //! piece fits, a run of adjoining free pieces is taken together.
 use super::tree::Tree;
 use super::{Extent, ExtentId, Extents, State};
+use crate::arena::slab::Bits;
+use crate::extent::base::Table;
 use crate::extent::page_map::Window;
 use crate::os::{Errno, Os};
 
 /// How many candidates an aligned or assembled request looks at before it takes the simple way.
 const LOOKS: usize = 24;
+/// The smallest slab, pages.
+const LEAST_SLAB_PAGES: usize = 4;
 /// Longest run of adjoining pieces that one request takes together.
 const RUN_PIECES: usize = 64;
 
@@ -17,6 +21,18 @@ pub(crate) struct Space<O> {
     pub(crate) os: O,
     pub(crate) window: Window,
     pub(crate) extents: Extents,
+    /// Bitmaps of slabs; which are in use is the arenas' affair.
+    pub(crate) bits: Table<Bits>,
+}
+
+impl<O: Os> Space<O> {
+    /// Sees to it that what describes `pages` pages, however they are cut, is mapped before they are:
+    /// when address space is short, memory must not be there and its description not.
+    pub(crate) fn ensure_records(&self, pages: usize) -> Result<(), Errno> {
+        let records = pages / LEAST_SLAB_PAGES;
+        self.extents.ensure(&self.os, u32::try_from(records).unwrap_or(u32::MAX))?;
+        self.bits.ensure(&self.os, records)
+    }
 }
 
 /// A run of pages.
@@ -98,6 +114,11 @@ impl Cache {
     /// The ids that were ever handed out are below this.
     pub(crate) fn record_end(&self) -> ExtentId {
         self.next_record
+    }
+
+    /// Bytes of the records that were ever handed out.
+    pub(crate) fn record_bytes(&self) -> usize {
+        self.next_record as usize * size_of::<Extent>()
     }
 
     /// A record for `run`, entered in the owner map. Records were reserved.

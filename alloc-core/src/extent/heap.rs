@@ -1,6 +1,7 @@
 //! The page heap: one lock over the free pieces, the demand window and the accounts. It gives out
 //! extents and takes them back; `step` gives cold pages to the kernel, a little at a time.
 use super::cache::{Cache, Space};
+use super::base::Table;
 use super::page_map::{LG_PAGE, PAGE, Window};
 use super::{ExtentId, Extents, State};
 use crate::heat::decay::{self, Sight, Times};
@@ -70,7 +71,7 @@ pub(crate) struct PageHeap<O> {
 impl<O: Os> PageHeap<O> {
     pub(crate) const fn new(os: O) -> Self {
         Self {
-            space: Space { os, window: Window::new(), extents: Extents::new() },
+            space: Space { os, window: Window::new(), extents: Extents::new(), bits: Table::new() },
             inner: Mutex::new(Inner {
                 cache: Cache::new(),
                 demand: Demand::new(5000),
@@ -94,13 +95,12 @@ impl<O: Os> PageHeap<O> {
         }
     }
 
-    /// Places the window. Called once, before anything else. `rest` gets a range for further tables
-    /// (start, bytes).
-    pub(crate) fn init(&self, random: u64, rest: impl Fn(usize, usize)) -> Result<(), Errno> {
-        let extents = &self.space.extents;
-        self.space.window.place(&self.space.os, random, |start, bytes| {
-            extents.place(start, bytes);
-            rest(start + bytes, bytes);
+    /// Places the window and its tables. Called once, before anything else.
+    pub(crate) fn init(&self, random: u64) -> Result<(), Errno> {
+        let sp = &self.space;
+        sp.window.place(&sp.os, random, |start, records, bitmaps| {
+            sp.extents.place(start, records);
+            sp.bits.place(start + records, bitmaps);
         })
     }
 
@@ -301,7 +301,7 @@ impl<O: Os> PageHeap<O> {
             dirty_pieces: inner.cache.dirty_pieces,
             clean: inner.cache.clean_pages,
             mapped: u64::from(sp.window.pages()),
-            metadata_bytes: (sp.window.metadata_bytes() + sp.extents.metadata_bytes()) as u64,
+            metadata_bytes: (sp.window.metadata_bytes() + inner.cache.record_bytes()) as u64,
             ..inner.counts
         }
     }
@@ -355,9 +355,13 @@ impl Inner {
         let grown = (end as usize) << LG_PAGE;
         let chunk = (grown / 8).clamp(CHUNK_BYTES.0, CHUNK_BYTES.1).next_multiple_of(CHUNK_BYTES.0);
         let roomy = need.next_multiple_of(chunk);
-        let ((first, skipped), bytes) = match sp.window.grow(&sp.os, roomy) {
+        let grow = |bytes: usize| {
+            sp.ensure_records((end as usize) + (bytes >> LG_PAGE))?;
+            sp.window.grow(&sp.os, bytes)
+        };
+        let ((first, skipped), bytes) = match grow(roomy) {
             Ok(got) => (got, roomy),
-            Err(_) => (sp.window.grow(&sp.os, need)?, need),
+            Err(_) => (grow(need)?, need),
         };
         #[allow(clippy::cast_possible_truncation, reason = "a window has at most 2^32 pages")]
         let run = super::cache::Run { start: first, pages: (bytes >> LG_PAGE) as u32 };

@@ -162,10 +162,6 @@ impl Extents {
         self.0.ensure(os, len as usize)
     }
 
-    pub(crate) fn metadata_bytes(&self) -> usize {
-        self.0.mapped_bytes()
-    }
-
     /// The record of `id`, which was handed out.
     #[inline(always)]
     pub(crate) fn get(&self, id: ExtentId) -> &Extent {

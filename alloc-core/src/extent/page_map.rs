@@ -53,12 +53,12 @@ impl Window {
     }
 
     /// Chooses the window's place, which `random` moves about, and maps the start of its maps.
-    /// The extent tables get their ranges from `tables` (start, bytes).
+    /// `tables` gets the range for records and bitmaps: start, bytes of the one and of the other.
     pub(crate) fn place(
         &self,
         os: &impl Os,
         random: u64,
-        tables: impl Fn(usize, usize),
+        tables: impl Fn(usize, usize, usize),
     ) -> Result<(), Errno> {
         let mut result = Err(Errno(libc::ENOMEM));
         for attempt in 0..PLACES.len() * 4 {
@@ -75,8 +75,11 @@ impl Window {
             result = self.class_map.ensure(os, 1).and_then(|()| self.owner_map.ensure(os, 1));
             if result.is_ok() {
                 self.side.store(side, Ordering::Relaxed);
-                tables(side + SIDE_BYTES, owner_bytes);
-                let base = (side + SIDE_BYTES + 2 * owner_bytes).next_multiple_of(1 << 30);
+                // One record and one bitmap for each 16 KiB, the smallest slab.
+                let (records, bitmaps) = (owner_bytes * 4, owner_bytes * 8);
+                let start = side + SIDE_BYTES;
+                tables(start, records, bitmaps);
+                let base = (start + records + bitmaps).next_multiple_of(1 << 30);
                 self.max_bytes.store(bytes - (1 << 30), Ordering::Relaxed);
                 self.base.store(base, Ordering::Release);
                 return Ok(());
@@ -125,9 +128,9 @@ impl Window {
         pages
     }
 
-    /// Bytes of both maps.
+    /// Bytes of both maps, as far as pages were grown.
     pub(crate) fn metadata_bytes(&self) -> usize {
-        self.class_map.mapped_bytes() + self.owner_map.mapped_bytes()
+        self.pages() as usize * (size_of::<AtomicU8>() + size_of::<AtomicU32>())
     }
 
     /// Sets the code of `pages` pages from `page` on.

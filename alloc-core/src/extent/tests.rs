@@ -14,14 +14,14 @@ use crate::os::fake::{Call, FakeKernel};
 
 fn heap(page_size: usize) -> PageHeap<FakeKernel> {
     let heap = PageHeap::new(FakeKernel::new(page_size));
-    heap.init(random(), |_, _| {}).unwrap();
+    heap.init(random()).unwrap();
     heap
 }
 
-/// Windows of heaps that live at the same time must not meet: 80 GiB apart.
+/// Windows of heaps that live at the same time must not meet: 400 GiB apart.
 fn random() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(80, Ordering::Relaxed)
+    NEXT.fetch_add(400, Ordering::Relaxed)
 }
 
 fn bytes(heap: &PageHeap<FakeKernel>, id: ExtentId) -> &'static mut [u64] {
