@@ -1,2 +1,486 @@
-//! front
+//! The front end: a cache of free blocks for each CPU, or for each thread where restartable
+//! sequences are refused.
+//!
+//! [`alloc`] and [`free`] are a few instructions without a lock, a call or an atomic operation.
+//! Everything else is cold and decides first what serves the thread ([`Server`]). Only this layer
+//! touches thread-local state: the functions for a background thread and for statistics don't.
+#![allow(dead_code, reason = "the layers above are being wired")]
+
+mod cpu_cache;
+mod room;
+mod rseq;
 pub(crate) mod size_class;
+mod thread_cache;
+mod tls;
+pub(crate) mod transfer;
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed, compiler_fence};
+
+use self::cpu_cache::CpuCaches;
+use self::room::Backend;
+use self::size_class::{CLASSES, SizeClass};
+use self::thread_cache::{ThreadCache, ThreadCaches};
+use self::tls::{Mode, Tls, tls};
+use crate::arena;
+use crate::os::linux::syscall;
+
+static CPU_CACHES: CpuCaches = CpuCaches::new();
+static THREAD_CACHES: ThreadCaches = ThreadCaches::new();
+
+/// The layers below: batches from other CPUs, then the arenas.
+struct Layers;
+
+impl Backend for Layers {
+    fn map(&self, bytes: usize) -> *mut u8 {
+        map(bytes)
+    }
+
+    fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        match transfer::get(class, out) {
+            0 => arena::take(arena, class, out),
+            n => n,
+        }
+    }
+
+    fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+        if !transfer::put(class, blocks) {
+            arena::give(arena, class, blocks);
+        }
+    }
+}
+
+/// The arenas alone, for what is cold.
+struct Arenas;
+
+impl Backend for Arenas {
+    fn map(&self, bytes: usize) -> *mut u8 {
+        map(bytes)
+    }
+
+    fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        arena::take(arena, class, out)
+    }
+
+    fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+        arena::give(arena, class, blocks);
+    }
+}
+
+fn map(bytes: usize) -> *mut u8 {
+    let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+    let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
+    // SAFETY: a new mapping touches no other.
+    let r = unsafe { syscall(libc::SYS_mmap, 0, bytes, protection, flags, usize::MAX, 0) };
+    if r < 0 { null_mut() } else { core::ptr::with_exposed_provenance_mut(r.cast_unsigned()) }
+}
+
+/// Allocates a block of `class`; null: out of memory. `bytes` count as allocated by this thread.
+#[inline(always)]
+pub(crate) fn alloc(class: SizeClass, bytes: usize) -> *mut u8 {
+    if tls::count(bytes) {
+        return alloc_at_event(class);
+    }
+    // SAFETY: the table has an entry for every CPU.
+    let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
+    if block.is_null() { refill(class) } else { block }
+}
+
+/// Frees a block whose class-map code is `code`; false, and nothing done, if that is no class.
+///
+/// # Safety
+/// The block is live, its pages have this code, and the caller gives it away.
+#[inline(always)]
+#[must_use]
+pub(crate) unsafe fn free(code: u8, block: *mut u8) -> bool {
+    // SAFETY: the table has an entry for every CPU; the caller owns the block.
+    if unsafe { rseq::push(CPU_CACHES.table(), code, block) } {
+        return true;
+    }
+    // SAFETY: the caller's duty.
+    unsafe { overflow(code, block) }
+}
+
+/// Counts `bytes` that were allocated past the caches, by this thread.
+#[inline]
+pub(crate) fn count_allocated(bytes: usize) {
+    if tls::count(bytes) {
+        event();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn alloc_at_event(class: SizeClass) -> *mut u8 {
+    event();
+    // SAFETY: the table has an entry for every CPU.
+    let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
+    if block.is_null() { refill(class) } else { block }
+}
+
+/// What serves a thread now.
+enum Server<'a> {
+    /// The caches, from the CPU of this index.
+    Cpu(usize),
+    Thread(Busy<'a>, *mut ThreadCache),
+    /// No cache: the arena of this index.
+    Arena(usize),
+}
+
+/// The thread cache is in use as long as this lives.
+struct Busy<'a>(&'a Tls);
+
+impl<'a> Busy<'a> {
+    fn new(tls: &'a Tls) -> Self {
+        tls.busy.set(1);
+        // A signal handler must see it before anything else happens.
+        compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        Busy(tls)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        compiler_fence(core::sync::atomic::Ordering::SeqCst);
+        self.0.busy.set(0);
+    }
+}
+
+fn server(tls: &Tls) -> Server<'_> {
+    let arena = tls.arena.get() as usize;
+    if tls.vfork.get() != 0 || (tls.mode.get() == Mode::Unset && !set_up(tls)) {
+        return Server::Arena(arena);
+    }
+    if tls.mode.get() == Mode::Cpu {
+        // After a vfork the thread has to be attached again.
+        if rseq::cpu().is_none() && !CPU_CACHES.attach_thread() {
+            return Server::Arena(arena);
+        }
+        return rseq::cpu().map_or(Server::Arena(arena), Server::Cpu);
+    }
+    if tls.busy.get() != 0 {
+        return Server::Arena(arena);
+    }
+    let busy = Busy::new(tls);
+    if tls.thread_cache.get().is_null() {
+        tls.thread_cache.set(THREAD_CACHES.acquire(&Layers, arena));
+    }
+    match tls.thread_cache.get() {
+        cache if cache.is_null() => Server::Arena(arena),
+        cache => Server::Thread(busy, cache),
+    }
+}
+
+/// Decides about a thread at its first allocation; false if that isn't possible yet.
+fn set_up(tls: &Tls) -> bool {
+    static NEXT_ARENA: AtomicU32 = AtomicU32::new(0);
+    if !CPU_CACHES.init(&Layers, false) {
+        return false;
+    }
+    tls.arena.set(NEXT_ARENA.fetch_add(1, Relaxed));
+    tls.mode.set(if CPU_CACHES.attach_thread() { Mode::Cpu } else { Mode::Thread });
+    true
+}
+
+/// Allocates a block of `class` where the fast path found none.
+#[cold]
+#[inline(never)]
+fn refill(class: SizeClass) -> *mut u8 {
+    match server(tls()) {
+        Server::Cpu(cpu) => CPU_CACHES.refill(&Layers, cpu, class),
+        // SAFETY: the cache is this thread's, and `busy` keeps others off.
+        Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.alloc(&Layers, cache, class) },
+        Server::Arena(arena) => {
+            let mut block = [null_mut(); 1];
+            arena::take(arena, class, &mut block);
+            block[0]
+        }
+    }
+}
+
+/// Frees a block that the fast path had no room for.
+///
+/// # Safety
+/// As [`free`].
+#[cold]
+#[inline(never)]
+unsafe fn overflow(code: u8, block: *mut u8) -> bool {
+    if code == 0 || code as usize > CLASSES {
+        return false;
+    }
+    match server(tls()) {
+        Server::Cpu(cpu) => CPU_CACHES.overflow(&Layers, cpu, code, block),
+        // SAFETY: the cache is this thread's, and `busy` keeps others off.
+        Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.free(&Layers, cache, code, block) },
+        Server::Arena(arena) => arena::give(arena, code, &[block]),
+    }
+    true
+}
+
+/// Bytes between two events of a thread.
+static EVENT_BYTES: AtomicI64 = AtomicI64::new(2 << 20);
+
+/// Sets how many bytes a thread allocates between two events, from its next event on.
+pub(crate) fn set_event_bytes(bytes: u32) {
+    EVENT_BYTES.store(i64::from(bytes.max(1)), Relaxed);
+}
+
+/// What happens each time a thread has allocated [`EVENT_BYTES`] more, and at its first allocation.
+#[cold]
+#[inline(never)]
+fn event() {
+    let tls = tls();
+    let allocated = thread_allocated();
+    let more = EVENT_BYTES.load(Relaxed);
+    tls.allocated_at_event.set(allocated.wrapping_add_signed(more));
+    tls.bytes_until_event.set(more);
+}
+
+/// Bytes that this thread has allocated so far.
+pub(crate) fn thread_allocated() -> u64 {
+    let tls = tls();
+    tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
+}
+
+/// Prepares the caches, if the process is to have them; `many_nodes`: there is more than one NUMA
+/// node. Without this call the first allocation does it as for one node.
+pub(crate) fn init(many_nodes: bool) -> bool {
+    CPU_CACHES.init(&Layers, many_nodes)
+}
+
+/// CPU indices that there can be; 0 before the first allocation.
+pub(crate) fn cpu_count() -> usize {
+    CPU_CACHES.count()
+}
+
+/// The index of the calling thread's arena: its CPU's, or one of its own.
+pub(crate) fn current_arena() -> usize {
+    rseq::cpu().unwrap_or(tls().arena.get() as usize)
+}
+
+/// Sets the bytes that the blocks in the cache of one CPU may amount to.
+pub(crate) fn set_cpu_cache_bytes(bytes: usize) {
+    CPU_CACHES.set_budget(bytes);
+}
+
+/// Sets the bytes that the blocks in the cache of one thread may amount to, where there is one.
+pub(crate) fn set_thread_cache_bytes(bytes: usize) {
+    THREAD_CACHES.set_budget(bytes);
+}
+
+/// Gives the blocks in the caches of idle CPUs and of dead threads to the arenas; how many. For the
+/// background thread, which need not have thread-local state.
+pub(crate) fn reclaim_idle() -> usize {
+    CPU_CACHES.drain_idle(&Arenas) + THREAD_CACHES.reap(&Arenas)
+}
+
+/// Gives the blocks in all CPU caches and in the caches of dead threads to the arenas; how many.
+/// Live threads keep what they have in caches of their own.
+pub(crate) fn drain_all() -> usize {
+    CPU_CACHES.drain_all(&Arenas) + THREAD_CACHES.reap(&Arenas)
+}
+
+/// Gives the blocks in the calling thread's own cache, or in its CPU's, to the arenas; how many.
+pub(crate) fn flush_current() -> usize {
+    match server(tls()) {
+        Server::Cpu(cpu) => CPU_CACHES.drain(&Arenas, cpu).unwrap_or(0),
+        // SAFETY: the cache is this thread's, and `busy` keeps others off.
+        Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.flush(&Arenas, cache) },
+        Server::Arena(_) => 0,
+    }
+}
+
+/// Blocks of `class` in all caches, by a glance.
+pub(crate) fn cached_blocks(class: SizeClass) -> usize {
+    CPU_CACHES.cached_blocks(class) + THREAD_CACHES.cached_blocks(class)
+}
+
+/// Bytes that all caches have room for, by a glance: a bound of what is in them.
+pub(crate) fn cache_room_bytes() -> usize {
+    CPU_CACHES.used_bytes() + THREAD_CACHES.used_bytes()
+}
+
+/// How often a CPU-cache operation had to start again because the thread was interrupted.
+pub(crate) fn rseq_aborts() -> u64 {
+    rseq::aborts()
+}
+
+/// Whether this kernel lets other threads empty a CPU's cache.
+pub(crate) fn can_drain() -> bool {
+    CPU_CACHES.can_drain()
+}
+
+/// Before a fork, before the locks of the layers below are taken.
+pub(crate) fn fork_prepare() {
+    CPU_CACHES.fork_prepare();
+}
+
+/// After a fork, in the parent, after those locks were released.
+pub(crate) fn fork_parent() {
+    CPU_CACHES.fork_parent();
+}
+
+/// After a fork, in the child, after those locks were released.
+pub(crate) fn fork_child() {
+    THREAD_CACHES.fork_child(tls().thread_cache.get());
+    CPU_CACHES.fork_child();
+}
+
+/// Before a vfork, by the thread that makes it: parent and child share the thread's state, but the
+/// kernel keeps the child's CPU nowhere. Both go past the caches until [`vfork_end`] in the parent.
+pub(crate) fn vfork_begin() {
+    let tls = tls();
+    tls.vfork.set(1);
+    tls.cpu_index.set(0);
+}
+
+/// After a vfork, in the parent.
+pub(crate) fn vfork_end() {
+    tls().vfork.set(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+    use std::vec::Vec;
+
+    fn free_all(class: SizeClass, blocks: Vec<*mut u8>) {
+        for block in blocks {
+            // SAFETY: the caller's blocks, of this class.
+            assert!(unsafe { free(class, block) });
+        }
+    }
+
+    /// Allocates, fills, checks and frees blocks of some classes.
+    fn exercise() {
+        for class in [1, 8, 40, 72, 90] {
+            let bytes = size_class::class_bytes(class);
+            for n in [1, 10, 200] {
+                let blocks: Vec<_> = (0..n).map(|_| alloc(class, bytes)).collect();
+                for (i, block) in blocks.iter().enumerate() {
+                    // SAFETY: a live block of that many bytes.
+                    unsafe { block.cast::<usize>().write(i) };
+                }
+                for (i, block) in blocks.iter().enumerate() {
+                    // SAFETY: as above.
+                    assert_eq!(unsafe { block.cast::<usize>().read() }, i);
+                }
+                free_all(class, blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_come_and_go_on_many_threads() {
+        std::thread::scope(|s| (0..8).for_each(|_| drop(s.spawn(exercise))));
+        exercise();
+        assert_ne!(tls().mode.get(), Mode::Unset);
+        assert!(cpu_count() > 0 && cache_room_bytes() > 0);
+    }
+
+    #[test]
+    fn a_code_that_is_no_class_is_refused() {
+        exercise();
+        for code in [0, 113, size_class::LARGE, 255] {
+            // SAFETY: nothing is done with the block.
+            assert!(!unsafe { free(code, core::ptr::dangling_mut()) });
+        }
+    }
+
+    #[test]
+    fn what_a_thread_allocates_is_counted_to_the_byte() {
+        std::thread::spawn(|| {
+            assert_eq!(thread_allocated(), 0);
+            let mut sum = 0;
+            // Across several events, of which the first is at once.
+            for i in 0..50_000u64 {
+                let class = 1 + SizeClass::try_from(i % 60).unwrap();
+                let bytes = size_class::class_bytes(class);
+                free_all(class, std::vec![alloc(class, bytes)]);
+                sum += bytes as u64;
+                assert_eq!(thread_allocated(), sum);
+                let left = tls().bytes_until_event.get();
+                assert!((0..=EVENT_BYTES.load(Relaxed)).contains(&left));
+            }
+            count_allocated(1 << 40);
+            assert_eq!(thread_allocated(), sum + (1 << 40));
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_vfork_child_goes_past_the_caches() {
+        std::thread::spawn(|| {
+            let block = alloc(3, 48);
+            let kept = rseq::cpu();
+            vfork_begin();
+            assert_eq!(rseq::cpu(), None);
+            assert!(matches!(server(tls()), Server::Arena(_)));
+            exercise();
+            assert!(matches!(server(tls()), Server::Arena(_)));
+            vfork_end();
+            free_all(3, std::vec![block]);
+            assert_eq!(rseq::cpu().is_some(), kept.is_some());
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_forked_child_can_use_its_caches() {
+        exercise();
+        fork_prepare();
+        // SAFETY: the child only runs what follows, and leaves without the C library's help.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            fork_child();
+            for class in [1, 8, 40, 72, 90] {
+                let block = alloc(class, 16);
+                // SAFETY: a block just allocated.
+                let done = !block.is_null() && unsafe { free(class, block) };
+                if !done {
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(1) };
+                }
+            }
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        fork_parent();
+        let mut status = -1;
+        // SAFETY: the child is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        exercise();
+    }
+
+    const CHILD: &str = "THERMALLOC_TEST_WITHOUT_RSEQ";
+
+    #[test]
+    fn without_rseq_there_are_thread_caches() {
+        if std::env::var_os(CHILD).is_some() {
+            exercise();
+            assert_eq!((tls().mode.get(), rseq::cpu()), (Mode::Thread, None));
+            assert!(!tls().thread_cache.get().is_null());
+            free_all(40, (0..20).map(|_| alloc(40, 2048)).collect());
+            assert!(cached_blocks(40) > 0 && cache_room_bytes() <= 256 << 10);
+            assert!(flush_current() > 0);
+            assert_eq!(cached_blocks(40), 0);
+            std::thread::scope(|s| (0..8).for_each(|_| drop(s.spawn(exercise))));
+            // The C library keeps its hands off, so that we can see our own registration work.
+            assert_eq!(rseq::register_for_test(), 6);
+            return;
+        }
+        let program = std::env::current_exe().unwrap();
+        let child = Command::new(program)
+            .args(["--exact", "front::tests::without_rseq_there_are_thread_caches", "--test-threads=1"])
+            .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let said = std::string::String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    }
+}

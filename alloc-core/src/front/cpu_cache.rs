@@ -1,0 +1,913 @@
+//! The caches of all CPUs.
+//!
+//! A table entry says what a CPU's sections work on: its region, or an empty one that stands for a
+//! state of the CPU and sends every operation to the slow path. Every change of state is one atomic
+//! store to the entry; whoever makes it `Busy` and has fenced after that owns the region alone.
+
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+
+use super::rseq::{self, BEFORE, Entry, Header, Region};
+use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
+use super::size_class::{CLASSES, SizeClass, class_bytes};
+use crate::os::linux::syscall;
+
+/// The slots of a region.
+static LAYOUT: Layout = Layout::new(size_of::<Region>() / 8, slots(1024, 512, 2, 4 << 20));
+
+/// Zero words that serve as empty regions: each reads as "no blocks, no room" for every code, from
+/// the word below it on.
+static EMPTY: [u64; 8 + size_of::<Region>() / 8 + 4] = [0; _];
+
+/// States of a CPU that has no region in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum State {
+    /// There is no region yet.
+    Absent = 0,
+    /// There is one, but nobody used it for a while. The next operation takes it up again.
+    Parked = 1,
+    /// Somebody owns the region.
+    Busy = 2,
+    /// The region is being made.
+    Creating = 3,
+}
+
+impl State {
+    const fn entry(self) -> *mut Region {
+        (&raw const EMPTY).cast::<u64>().wrapping_add(8 + self as usize).cast_mut().cast()
+    }
+
+    /// The state that an entry stands for; `None`: it is a region.
+    fn of(entry: *mut Region) -> Option<State> {
+        [State::Absent, State::Parked, State::Busy, State::Creating].into_iter().find(|s| s.entry() == entry)
+    }
+}
+
+/// The table before there is one: for the indices -2 and -1 of threads without a CPU cache.
+static NO_TABLE: [Entry; BEFORE] = [const { AtomicPtr::new(State::Absent.entry()) }; BEFORE];
+
+/// One CPU, besides its region.
+#[repr(C, align(64))]
+struct Cpu {
+    region: AtomicPtr<Region>,
+    account: Account,
+    /// A digest of the headers at the last look of [`CpuCaches::drain_idle`].
+    digest: AtomicU32,
+}
+
+/// The caches of all CPUs of a process.
+pub(crate) struct CpuCaches {
+    table: AtomicPtr<Entry>,
+    cpus: AtomicPtr<Cpu>,
+    /// How many CPU indices there can be; 0 before [`CpuCaches::init`] is through.
+    count: AtomicUsize,
+    initialising: AtomicU32,
+    budget: AtomicUsize,
+    /// Where the CPU index is in the rseq area.
+    index_field: AtomicU32,
+    can_drain: AtomicU32,
+    /// Held by the one that drains or forks.
+    owner_lock: AtomicU32,
+}
+
+impl CpuCaches {
+    pub(crate) const fn new() -> Self {
+        CpuCaches {
+            table: AtomicPtr::new((&raw const NO_TABLE).cast::<Entry>().cast_mut()),
+            cpus: AtomicPtr::new(null_mut()),
+            count: AtomicUsize::new(0),
+            initialising: AtomicU32::new(0),
+            budget: AtomicUsize::new(8 << 20),
+            index_field: AtomicU32::new(0),
+            can_drain: AtomicU32::new(0),
+            owner_lock: AtomicU32::new(0),
+        }
+    }
+
+    /// What the sections address the regions by.
+    #[inline(always)]
+    pub(crate) fn table(&self) -> *const Entry {
+        self.table.load(Relaxed)
+    }
+
+    /// Sets the bytes that the room of one CPU may amount to. Classes that are over it shrink as others grow.
+    pub(crate) fn set_budget(&self, bytes: usize) {
+        self.budget.store(bytes, Relaxed);
+    }
+
+    /// Bytes that the room of one CPU may amount to.
+    pub(crate) fn budget(&self) -> usize {
+        self.budget.load(Relaxed)
+    }
+
+    /// CPU indices that there can be; 0 while the caches are not in use.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Acquire)
+    }
+
+    /// Whether [`CpuCaches::drain`] can work on this kernel.
+    pub(crate) fn can_drain(&self) -> bool {
+        self.can_drain.load(Relaxed) != 0
+    }
+
+    /// Makes the table, once; the first call decides about `many_nodes` (more than one NUMA node).
+    /// False while that isn't done, so that the caller has to do without and come again.
+    pub(crate) fn init(&self, backend: &impl Backend, many_nodes: bool) -> bool {
+        if self.count() != 0 {
+            return true;
+        }
+        if self.initialising.swap(1, Acquire) != 0 {
+            return false;
+        }
+        let done = self.count() != 0 || self.make_table(backend, many_nodes);
+        self.initialising.store(0, Release);
+        done
+    }
+
+    fn make_table(&self, backend: &impl Backend, many_nodes: bool) -> bool {
+        let count = possible_cpus();
+        let table_bytes = ((BEFORE + count) * size_of::<Entry>()).next_multiple_of(align_of::<Cpu>());
+        let base = backend.map(table_bytes + count * size_of::<Cpu>());
+        if base.is_null() {
+            return false;
+        }
+        let table = base.cast::<Entry>();
+        for i in 0..BEFORE + count {
+            // SAFETY: inside the new mapping, aligned, and nobody else has it yet.
+            unsafe { table.add(i).write(AtomicPtr::new(State::Absent.entry())) };
+        }
+        let field = rseq::index_field(many_nodes);
+        self.index_field.store(u32::try_from(field).unwrap_or(0), Relaxed);
+        self.can_drain.store(u32::from(rseq::register_fence()), Relaxed);
+        // Zero bytes are a valid `Cpu`.
+        self.cpus.store(base.wrapping_add(table_bytes).cast(), Relaxed);
+        self.table.store(table, Release);
+        self.count.store(count, Release);
+        true
+    }
+
+    /// Lets the calling thread use the caches, after [`CpuCaches::init`]; false where the kernel or
+    /// the C library did not register it.
+    pub(crate) fn attach_thread(&self) -> bool {
+        rseq::attach(self.index_field.load(Relaxed) as isize)
+    }
+
+    fn entry(&self, cpu: usize) -> &Entry {
+        assert!(cpu < self.count());
+        // SAFETY: the table has this many entries, and lives for good.
+        unsafe { &*self.table().add(BEFORE + cpu) }
+    }
+
+    fn cpu(&self, cpu: usize) -> &Cpu {
+        assert!(cpu < self.count());
+        // SAFETY: as many CPUs as entries, in zeroed memory, for good.
+        unsafe { &*self.cpus.load(Relaxed).add(cpu) }
+    }
+
+    fn region(&self, cpu: usize) -> Option<&Region> {
+        // SAFETY: null, or a region that lives for good.
+        unsafe { self.cpu(cpu).region.load(Acquire).as_ref() }
+    }
+
+    /// Moves `cpu` from one entry to another; false if it had left the first.
+    fn transition(&self, cpu: usize, from: *mut Region, to: *mut Region) -> bool {
+        self.entry(cpu).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
+    }
+
+    /// The cache of `cpu`, made or taken up again if it has to be; `None` where there is none to
+    /// be had now.
+    fn open(&self, backend: &impl Backend, cpu: usize) -> Option<OnCpu<'_>> {
+        if cpu >= self.count() {
+            return None;
+        }
+        let entry = self.entry(cpu).load(Acquire);
+        match State::of(entry) {
+            None => {}
+            Some(State::Busy | State::Creating) => return None,
+            Some(State::Absent) if self.region(cpu).is_none() => self.create(backend, cpu)?,
+            Some(State::Absent | State::Parked) => {
+                self.transition(cpu, entry, self.cpu(cpu).region.load(Acquire)).then_some(())?;
+            }
+        }
+        Some(OnCpu { caches: self, cpu, region: self.region(cpu)? })
+    }
+
+    fn create(&self, backend: &impl Backend, cpu: usize) -> Option<()> {
+        self.transition(cpu, State::Absent.entry(), State::Creating.entry()).then_some(())?;
+        let region = backend.map(LAYOUT.bytes).cast::<Region>();
+        // SAFETY: null, or zeroed memory of at least a region's size that nobody else has yet.
+        let made = unsafe { region.as_ref() };
+        if let Some(made) = made {
+            empty_headers(made);
+            // A fork may have taken the entry, and another thread may have made a region since.
+            let _ = self.cpu(cpu).region.compare_exchange(null_mut(), region, AcqRel, Relaxed);
+        }
+        let made = self.cpu(cpu).region.load(Acquire);
+        let entry = if made.is_null() { State::Absent.entry() } else { made };
+        (self.transition(cpu, State::Creating.entry(), entry) && !made.is_null()).then_some(())
+    }
+
+    /// A block of `class`, for a thread on `cpu` that found none; null where memory is out.
+    pub(crate) fn refill(&self, backend: &impl Backend, cpu: usize, class: SizeClass) -> *mut u8 {
+        let Some(array) = self.open(backend, cpu) else {
+            return fetch_one(backend, cpu, class);
+        };
+        let mut block = [null_mut(); 1];
+        // What was parked may have what we need.
+        if array.pop_batch(class, &mut block) == 1 { block[0] } else { room::refill(&array, backend, class) }
+    }
+
+    /// Takes a block of `class` from a thread on `cpu` that found no room for it.
+    pub(crate) fn overflow(&self, backend: &impl Backend, cpu: usize, class: SizeClass, block: *mut u8) {
+        match self.open(backend, cpu) {
+            None => backend.store(cpu, class, &[block]),
+            Some(array) if array.push_batch(class, &[block]) == 1 => {}
+            Some(array) => room::overflow(&array, backend, class, block),
+        }
+    }
+
+    /// Empties the cache of `cpu`: all its blocks go to the backend, its classes have no room
+    /// left. `None` where somebody else owns it or the kernel can't fence; else the number of blocks.
+    pub(crate) fn drain(&self, backend: &impl Backend, cpu: usize) -> Option<usize> {
+        if !self.can_drain() {
+            return None;
+        }
+        let _owner = self.lock_owner();
+        let region = self.region(cpu)?;
+        let before = self.entry(cpu).load(Acquire);
+        match State::of(before) {
+            Some(State::Busy | State::Creating | State::Absent) => return None,
+            None | Some(State::Parked) => {}
+        }
+        if !self.transition(cpu, before, State::Busy.entry()) {
+            return None;
+        }
+        if !self.fence(Some(cpu)) {
+            self.entry(cpu).store(before, Release);
+            return None;
+        }
+        // Not simply to 0: a thread may be about to release what it reserved and has no use for.
+        self.cpu(cpu).account.release(room_bytes(region));
+        let drained = take_out(region, backend, cpu);
+        self.entry(cpu).store(State::Parked.entry(), Release);
+        Some(drained)
+    }
+
+    /// Empties the caches of all CPUs; the number of blocks.
+    pub(crate) fn drain_all(&self, backend: &impl Backend) -> usize {
+        (0..self.count()).filter_map(|cpu| self.drain(backend, cpu)).sum()
+    }
+
+    /// Empties the caches of the CPUs on which nothing happened since the last two calls; the
+    /// number of blocks. For the background thread, a few times a second or less.
+    ///
+    /// A cache whose headers look as they did is parked first, which costs its next user one slow
+    /// operation. Only one that is still parked at the next call is idle for sure.
+    pub(crate) fn drain_idle(&self, backend: &impl Backend) -> usize {
+        let mut drained = 0;
+        for cpu in 0..if self.can_drain() { self.count() } else { 0 } {
+            let Some(region) = self.region(cpu) else { continue };
+            let entry = self.entry(cpu).load(Acquire);
+            match State::of(entry) {
+                Some(State::Parked) if self.cpu(cpu).account.used() > 0 => {
+                    drained += self.drain(backend, cpu).unwrap_or(0);
+                }
+                Some(_) => {}
+                None => {
+                    let digest = digest(region);
+                    if self.cpu(cpu).digest.swap(digest, Relaxed) == digest {
+                        self.transition(cpu, entry, State::Parked.entry());
+                    }
+                }
+            }
+        }
+        drained
+    }
+
+    /// Bytes of room and blocks in the caches of all CPUs, by a glance.
+    pub(crate) fn used_bytes(&self) -> usize {
+        (0..self.count()).map(|cpu| self.cpu(cpu).account.used()).sum()
+    }
+
+    /// Blocks of `class` in the caches of all CPUs, by a glance.
+    pub(crate) fn cached_blocks(&self, class: SizeClass) -> usize {
+        let blocks = |region: &Region| region.header(class).cur.saturating_sub(LAYOUT.first(class));
+        (0..self.count()).filter_map(|cpu| self.region(cpu)).map(|r| usize::from(blocks(r))).sum()
+    }
+
+    /// Before a fork: takes every cache out of use, so that the child's copy of it is whole. Only
+    /// [`CpuCaches::fork_parent`] or [`CpuCaches::fork_child`] puts them back.
+    pub(crate) fn fork_prepare(&self) {
+        core::mem::forget(self.lock_owner());
+        while self.initialising.swap(1, Acquire) != 0 {
+            yield_now();
+        }
+        for cpu in 0..self.count() {
+            self.entry(cpu).store(State::Busy.entry(), Release);
+        }
+        self.fence(None);
+    }
+
+    /// After a fork, in the parent.
+    pub(crate) fn fork_parent(&self) {
+        for cpu in 0..self.count() {
+            let region = self.cpu(cpu).region.load(Acquire);
+            let entry = if region.is_null() { State::Absent.entry() } else { region };
+            self.entry(cpu).store(entry, Release);
+        }
+        self.initialising.store(0, Release);
+        self.owner_lock.store(0, Release);
+    }
+
+    /// After a fork, in the child. Without a fence its copies may be torn: it forgets what is in
+    /// them, and those blocks are lost to it.
+    pub(crate) fn fork_child(&self) {
+        for cpu in 0..self.count() {
+            let Some(region) = self.region(cpu) else { continue };
+            if !self.can_drain() {
+                empty_headers(region);
+            }
+            // Threads that the child does not have may have been about to change it.
+            self.cpu(cpu).account.set(room_bytes(region));
+        }
+        self.fork_parent();
+    }
+
+    fn fence(&self, cpu: Option<usize>) -> bool {
+        // An `mm_cid` does not say which CPU it is on.
+        let names_cpu = self.index_field.load(Relaxed) == super::tls::RseqArea::CPU_ID as u32;
+        rseq::fence(cpu.filter(|_| names_cpu))
+    }
+
+    fn lock_owner(&self) -> OwnerLock<'_> {
+        while self.owner_lock.swap(1, Acquire) != 0 {
+            yield_now();
+        }
+        OwnerLock(self)
+    }
+}
+
+struct OwnerLock<'a>(&'a CpuCaches);
+
+impl Drop for OwnerLock<'_> {
+    fn drop(&mut self) {
+        self.0.owner_lock.store(0, Release);
+    }
+}
+
+/// The cache of the CPU that the thread was on a moment ago.
+struct OnCpu<'a> {
+    caches: &'a CpuCaches,
+    cpu: usize,
+    region: &'a Region,
+}
+
+impl Array for OnCpu<'_> {
+    fn layout(&self) -> &'static Layout {
+        &LAYOUT
+    }
+
+    fn account(&self) -> &Account {
+        &self.caches.cpu(self.cpu).account
+    }
+
+    fn budget(&self) -> usize {
+        self.caches.budget()
+    }
+
+    fn arena(&self) -> usize {
+        self.cpu
+    }
+
+    fn header(&self, class: SizeClass) -> Header {
+        self.region.header(class)
+    }
+
+    fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool {
+        // SAFETY: the table has an entry for every CPU that can be; `room` keeps to the layout.
+        unsafe { rseq::replace(self.caches.table(), self.region, class, old, new) }
+    }
+
+    fn pop_batch(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        // SAFETY: as above.
+        unsafe { rseq::pop_batch(self.caches.table(), class, out) }
+    }
+
+    fn push_batch(&self, class: SizeClass, blocks: &[*mut u8]) -> usize {
+        // SAFETY: as above; the blocks are the caller's.
+        unsafe { rseq::push_batch(self.caches.table(), class, blocks) }
+    }
+}
+
+fn fetch_one(backend: &impl Backend, arena: usize, class: SizeClass) -> *mut u8 {
+    let mut block = [null_mut(); 1];
+    backend.fetch(arena, class, &mut block);
+    block[0]
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
+fn classes() -> impl Iterator<Item = SizeClass> {
+    1..=CLASSES as SizeClass
+}
+
+fn empty_headers(region: &Region) {
+    for class in classes() {
+        region.set_header(class, LAYOUT.empty(class));
+    }
+}
+
+/// Gives all blocks of a region that the caller owns to the backend; how many.
+fn take_out(region: &Region, backend: &impl Backend, cpu: usize) -> usize {
+    let mut taken = 0;
+    for class in classes() {
+        let Header { mut cur, .. } = region.header(class);
+        let first = LAYOUT.first(class);
+        while cur > first {
+            let n = (cur - first).min(BATCH_MAX as u16);
+            cur -= n;
+            let blocks = region.slot(cur).cast_const();
+            // SAFETY: `n` slots of the class, which hold blocks; the region is the caller's alone.
+            let blocks = unsafe { core::slice::from_raw_parts(blocks, usize::from(n)) };
+            backend.store(cpu, class, blocks);
+            taken += blocks.len();
+        }
+        region.set_header(class, LAYOUT.empty(class));
+    }
+    taken
+}
+
+fn digest(region: &Region) -> u32 {
+    classes().fold(1, |sum: u32, class| {
+        let Header { cur, end } = region.header(class);
+        (sum ^ u32::from(cur) ^ u32::from(end) << 16).wrapping_mul(0x9e37_79b1).rotate_left(5)
+    })
+}
+
+/// What the room of a region amounts to.
+fn room_bytes(region: &Region) -> usize {
+    let room = |class| region.header(class).end.saturating_sub(LAYOUT.first(class));
+    classes().map(|class| usize::from(room(class)) * class_bytes(class)).sum()
+}
+
+fn yield_now() {
+    // SAFETY: no memory is passed.
+    unsafe { syscall(libc::SYS_sched_yield, 0, 0, 0, 0, 0, 0) };
+}
+
+/// A bound of the CPU indices: what the kernel's own CPU masks hold.
+fn possible_cpus() -> usize {
+    let mut mask = [0u64; 1024];
+    // SAFETY: writes at most the size given.
+    let bytes = unsafe {
+        syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr() as usize, 0, 0, 0)
+    };
+    usize::try_from(bytes).map_or(8192, |bytes| bytes * 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::room::testing::Tokens;
+    use super::super::tls::tls;
+    use super::*;
+    use std::boxed::Box;
+    use std::ptr;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::time::{Duration, Instant};
+    use std::vec::Vec;
+
+    const SMALL: [SizeClass; 3] = [2, 32, 72];
+
+    fn caches(tokens: &Tokens) -> &'static CpuCaches {
+        let caches = Box::leak(Box::new(CpuCaches::new()));
+        assert!(caches.init(tokens, false));
+        caches
+    }
+
+    /// What `front::alloc` does, on these caches.
+    fn alloc(caches: &CpuCaches, tokens: &Tokens, class: SizeClass) -> *mut u8 {
+        // SAFETY: the table has an entry for every CPU.
+        match unsafe { rseq::pop(caches.table(), class) } {
+            block if block.is_null() => caches.refill(tokens, rseq::cpu().unwrap(), class),
+            block => block,
+        }
+    }
+
+    fn free(caches: &CpuCaches, tokens: &Tokens, class: SizeClass, block: *mut u8) {
+        // SAFETY: the table has an entry for every CPU.
+        if !unsafe { rseq::push(caches.table(), class, block) } {
+            caches.overflow(tokens, rseq::cpu().unwrap(), class, block);
+        }
+    }
+
+    /// Whether this machine has restartable sequences at all; the rest of the test has no object if not.
+    fn attached(caches: &CpuCaches) -> bool {
+        caches.attach_thread()
+    }
+
+    #[test]
+    fn a_thread_that_is_not_attached_finds_nothing_and_has_no_room() {
+        let tokens = Tokens::new(&[1], 1);
+        let caches = caches(&tokens);
+        tls().cpu_index.set(0);
+        assert_eq!(rseq::cpu(), None);
+        for code in 0..=255 {
+            // SAFETY: the table has an entry for every CPU.
+            assert!(!unsafe { rseq::push(caches.table(), code, ptr::without_provenance_mut(1)) });
+        }
+        let mut out = [null_mut(); 4];
+        for class in classes() {
+            // SAFETY: as above.
+            assert!(unsafe { rseq::pop(caches.table(), class) }.is_null());
+            // SAFETY: as above.
+            assert_eq!(unsafe { rseq::pop_batch(caches.table(), class, &mut out) }, 0);
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_class_is_ever_pushed() {
+        let tokens = Tokens::new(&[1], 1);
+        let caches = caches(&tokens);
+        if !attached(caches) {
+            return;
+        }
+        caches.open(&tokens, rseq::cpu().unwrap()).unwrap();
+        for code in (CLASSES + 1..256).chain([0]) {
+            let code = u8::try_from(code).unwrap();
+            // SAFETY: the table has an entry for every CPU.
+            assert!(!unsafe { rseq::push(caches.table(), code, ptr::without_provenance_mut(1)) });
+        }
+    }
+
+    #[test]
+    fn a_batch_pops_in_its_own_order() {
+        let tokens = Tokens::new(&[8], 100);
+        let caches = caches(&tokens);
+        if !attached(caches) {
+            return;
+        }
+        // One CPU for the whole test.
+        pin(&[0]);
+        let first = alloc(caches, &tokens, 8);
+        let blocks: Vec<*mut u8> = (0..20).map(|_| alloc(caches, &tokens, 8)).collect();
+        let array = caches.open(&tokens, rseq::cpu().unwrap()).unwrap();
+        while array.pop_batch(8, &mut [null_mut(); 32]) > 0 {}
+        assert_eq!(array.push_batch(8, &blocks), 20);
+        assert_eq!(alloc(caches, &tokens, 8), blocks[0]);
+        let mut out = [null_mut(); 32];
+        assert_eq!(array.pop_batch(8, &mut out), 19);
+        assert_eq!(out[..19], blocks[1..]);
+        // A batch that does not fit goes in as far as there is room.
+        let many: Vec<*mut u8> = (1..2000).map(ptr::without_provenance_mut).collect();
+        let room = array.header(8).end - array.header(8).cur;
+        assert_eq!(array.push_batch(8, &many), usize::from(room));
+        assert_eq!(array.push_batch(8, &[first]), 0);
+        assert_eq!(array.push_batch(8, &[]), 0);
+        pin(&[0, 1]);
+    }
+
+    #[test]
+    fn only_the_header_that_was_read_is_replaced() {
+        let tokens = Tokens::new(&[8], 100);
+        let caches = caches(&tokens);
+        if !attached(caches) {
+            return;
+        }
+        pin(&[0]);
+        let array = caches.open(&tokens, rseq::cpu().unwrap()).unwrap();
+        let old = array.header(8);
+        let new = Header { end: old.end + 5, ..old };
+        assert!(!array.replace(8, new, old));
+        assert!(array.replace(8, old, new));
+        assert_eq!(array.header(8), new);
+        caches.fork_prepare();
+        assert!(!array.replace(8, new, old), "the region is not in the table");
+        caches.fork_parent();
+        assert!(array.replace(8, new, old));
+        pin(&[0, 1]);
+    }
+
+    #[test]
+    fn a_drained_cache_is_empty_and_comes_back() {
+        let tokens = Tokens::new(&SMALL, 1000);
+        let caches = caches(&tokens);
+        if !attached(caches) || !caches.can_drain() {
+            return;
+        }
+        for _ in 0..2 {
+            let blocks: Vec<_> = (0..100).map(|_| alloc(caches, &tokens, 2)).collect();
+            blocks.iter().for_each(|&b| free(caches, &tokens, 2, b));
+            assert!(caches.cached_blocks(2) >= 100 && caches.used_bytes() >= 3200);
+            assert!(caches.drain_all(&tokens) >= 100);
+            assert_eq!((caches.cached_blocks(2), caches.used_bytes()), (0, 0));
+            assert_eq!(tokens.missing(), 0);
+        }
+    }
+
+    #[test]
+    fn an_idle_cache_is_drained_and_a_busy_one_is_not() {
+        let tokens = Tokens::new(&SMALL, 1000);
+        let caches = caches(&tokens);
+        if !attached(caches) || !caches.can_drain() {
+            return;
+        }
+        let _alone = ALONE.lock();
+        pin(&[0]);
+        let block = alloc(caches, &tokens, 2);
+        for _ in 0..10 {
+            // The headers look the same each time, and still there was something going on.
+            let block = alloc(caches, &tokens, 2);
+            free(caches, &tokens, 2, block);
+            assert_eq!(caches.drain_idle(&tokens), 0);
+        }
+        let drained: Vec<_> = (0..5).map(|_| caches.drain_idle(&tokens)).collect();
+        assert_eq!(drained.iter().filter(|&&n| n > 0).count(), 1, "{drained:?}");
+        assert_eq!(caches.used_bytes(), 0);
+        free(caches, &tokens, 2, block);
+        assert!(caches.cached_blocks(2) > 0);
+        pin(&[0, 1]);
+    }
+
+    #[test]
+    fn a_forked_child_has_whole_caches_and_one_without_a_fence_has_empty_ones() {
+        let tokens = Tokens::new(&SMALL, 1000);
+        let caches = caches(&tokens);
+        if !attached(caches) {
+            return;
+        }
+        let block = alloc(caches, &tokens, 2);
+        free(caches, &tokens, 2, block);
+        let cached = caches.cached_blocks(2);
+        caches.fork_prepare();
+        // In between every operation goes past the caches.
+        let fetches = tokens.fetches.load(Relaxed);
+        let between = alloc(caches, &tokens, 2);
+        assert_eq!(tokens.fetches.load(Relaxed), fetches + 1);
+        free(caches, &tokens, 2, between);
+        caches.fork_child();
+        assert_eq!(caches.cached_blocks(2), cached);
+        caches.can_drain.store(0, Relaxed);
+        caches.fork_prepare();
+        caches.fork_child();
+        assert_eq!(caches.cached_blocks(2), 0);
+        assert!(!alloc(caches, &tokens, 2).is_null());
+    }
+
+    #[test]
+    fn there_is_no_cache_without_memory_for_one() {
+        struct Poor<'a>(&'a Tokens, usize);
+        impl Backend for Poor<'_> {
+            fn map(&self, bytes: usize) -> *mut u8 {
+                if bytes > self.1 { null_mut() } else { self.0.map(bytes) }
+            }
+            fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
+                self.0.fetch(arena, class, out)
+            }
+            fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+                self.0.store(arena, class, blocks);
+            }
+        }
+        let tokens = Tokens::new(&[2], 1);
+        let caches = CpuCaches::new();
+        assert!(!caches.init(&Poor(&tokens, 0), false) && caches.count() == 0);
+        let poor = Poor(&tokens, LAYOUT.bytes - 1);
+        assert!(caches.init(&poor, false));
+        if !attached(&caches) {
+            return;
+        }
+        let cpu = rseq::cpu().unwrap();
+        let block = caches.refill(&poor, cpu, 2);
+        assert!(!block.is_null() && caches.refill(&poor, cpu, 2).is_null());
+        caches.overflow(&poor, cpu, 2, block);
+        assert_eq!(tokens.missing(), 0);
+        // When there is memory again, there is a cache.
+        assert!(caches.open(&tokens, cpu).is_some());
+    }
+
+    fn pin(cpus: &[usize]) {
+        // SAFETY: zero is an empty set.
+        let mut set: libc::cpu_set_t = unsafe { core::mem::zeroed() };
+        for &cpu in cpus {
+            // SAFETY: the set is ours.
+            unsafe { libc::CPU_SET(cpu, &mut set) };
+        }
+        // SAFETY: the set is ours. Fails where a CPU does not exist, and then nothing changes.
+        unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) };
+    }
+
+    /// Held by tests that look at the whole machine's timing.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    /// What a signal handler works on.
+    static HANDLED: AtomicPtr<Torture> = AtomicPtr::new(null_mut());
+
+    struct Torture {
+        tokens: Tokens,
+        caches: &'static CpuCaches,
+        stop: AtomicBool,
+        /// Whether to pop without a section, as a check that the test would notice.
+        broken: bool,
+        signals: AtomicUsize,
+        /// Tokens that a handler could not push: it must not call the backend.
+        stranded: [AtomicPtr<u8>; 64],
+    }
+
+    extern "C" fn on_signal(_: libc::c_int) {
+        let torture = HANDLED.load(SeqCst);
+        // SAFETY: null, or a torture that outlives its timers.
+        let Some(torture) = (unsafe { torture.as_ref() }) else { return };
+        torture.signals.fetch_add(1, Relaxed);
+        // SAFETY: the table has an entry for every CPU.
+        let block = unsafe { rseq::pop(torture.caches.table(), 2) };
+        if block.is_null() {
+            return;
+        }
+        torture.tokens.got(block);
+        torture.tokens.gives(block);
+        // SAFETY: as above.
+        if !unsafe { rseq::push(torture.caches.table(), 2, block) } {
+            let free = |slot: &&AtomicPtr<u8>| slot.compare_exchange(null_mut(), block, SeqCst, SeqCst).is_ok();
+            assert!(torture.stranded.iter().any(|slot| free(&slot)));
+        }
+    }
+
+    /// Signals the calling thread every 150 us until it is dropped.
+    struct Timer(libc::timer_t);
+
+    impl Timer {
+        fn start() -> Self {
+            let signal = libc::SIGRTMIN() + 5;
+            // SAFETY: zero is a valid value of these plain structures.
+            let (mut action, mut event): (libc::sigaction, libc::sigevent) = unsafe { core::mem::zeroed() };
+            action.sa_sigaction = on_signal as *const () as usize;
+            action.sa_flags = libc::SA_RESTART;
+            // SAFETY: the handler is async-signal-safe.
+            assert_eq!(unsafe { libc::sigaction(signal, &raw const action, null_mut()) }, 0);
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = signal;
+            // SAFETY: no memory is passed.
+            event.sigev_notify_thread_id = unsafe { libc::gettid() };
+            let mut timer = null_mut();
+            // SAFETY: both are ours.
+            let r = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
+            assert_eq!(r, 0);
+            let every = libc::timespec { tv_sec: 0, tv_nsec: 150_000 };
+            let times = libc::itimerspec { it_interval: every, it_value: every };
+            // SAFETY: the timer was made above.
+            assert_eq!(unsafe { libc::timer_settime(timer, 0, &raw const times, null_mut()) }, 0);
+            Timer(timer)
+        }
+    }
+
+    impl Drop for Timer {
+        fn drop(&mut self) {
+            // SAFETY: made by `start`, and deleted once.
+            unsafe { libc::timer_delete(self.0) };
+        }
+    }
+
+    /// A pop as one would write it without restartable sequences.
+    fn broken_pop(caches: &CpuCaches, class: SizeClass) -> *mut u8 {
+        let Some(cpu) = rseq::cpu() else { return null_mut() };
+        let entry = caches.entry(cpu).load(Acquire);
+        if State::of(entry).is_some() {
+            return null_mut();
+        }
+        // SAFETY: a region.
+        let region = unsafe { &*entry };
+        let header = region.header(class);
+        if header.cur <= LAYOUT.first(class) {
+            return null_mut();
+        }
+        // SAFETY: a slot of the class.
+        let block = unsafe { region.slot(header.cur - 1).read_volatile() };
+        if header.cur.is_multiple_of(7) {
+            std::thread::yield_now();
+        }
+        region.set_header(class, Header { cur: header.cur - 1, ..header });
+        block
+    }
+
+    impl Torture {
+        fn pop(&self, class: SizeClass) -> *mut u8 {
+            if self.broken {
+                let block = broken_pop(self.caches, class);
+                if !block.is_null() {
+                    return block;
+                }
+            }
+            alloc(self.caches, &self.tokens, class)
+        }
+
+        fn worker(&self, seed: u64) {
+            assert!(self.caches.attach_thread());
+            let _timer = Timer::start();
+            let mut held: Vec<(SizeClass, *mut u8)> = Vec::with_capacity(400);
+            let mut random = seed;
+            while !self.stop.load(Relaxed) {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let bits = (random >> 33) as usize;
+                if bits % 4096 == 0 {
+                    pin([&[0][..], &[1], &[0, 1]][bits / 4096 % 3]);
+                }
+                if held.len() < 400 && (held.is_empty() || bits / 8 % 2 == 0) {
+                    let class = SMALL[bits / 64 % SMALL.len()];
+                    let block = self.pop(class);
+                    if !block.is_null() {
+                        self.tokens.got(block);
+                        held.push((class, block));
+                    }
+                } else if let Some((class, block)) = held.pop() {
+                    self.tokens.gives(block);
+                    free(self.caches, &self.tokens, class, block);
+                }
+            }
+            for (class, block) in held {
+                self.tokens.gives(block);
+                self.tokens.store(0, class, &[block]);
+            }
+        }
+
+        /// What other threads do to the caches.
+        fn meddle(&self, until: Instant) {
+            let mut round = 0;
+            while Instant::now() < until && !(self.broken && self.tokens.doubled.load(Relaxed) > 0) {
+                round += 1;
+                match round % 8 {
+                    0 => {
+                        self.caches.fork_prepare();
+                        self.caches.fork_parent();
+                    }
+                    1 => drop(self.caches.drain_all(&self.tokens)),
+                    2 | 4 => drop(self.caches.drain(&self.tokens, round % 2)),
+                    3 => self.caches.set_budget([64 << 10, 2 << 20][round / 8 % 2]),
+                    _ => drop(self.caches.drain_idle(&self.tokens)),
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            self.stop.store(true, SeqCst);
+        }
+    }
+
+    /// Sixteen threads on two CPUs, moved about and signalled, while their caches are drained. How
+    /// many tokens were seen twice and how many are gone; `None` where there is no rseq.
+    fn torture(broken: bool, ms: u64) -> Option<(usize, usize)> {
+        let _alone = ALONE.lock();
+        let tokens = Tokens::new(&SMALL, 3000);
+        let caches = caches(&tokens);
+        attached(caches).then_some(())?;
+        caches.set_budget(2 << 20);
+        let torture = Torture {
+            tokens,
+            caches,
+            stop: AtomicBool::new(false),
+            broken,
+            signals: AtomicUsize::new(0),
+            stranded: [const { AtomicPtr::new(null_mut()) }; 64],
+        };
+        HANDLED.store(ptr::from_ref(&torture).cast_mut(), SeqCst);
+        let aborts = rseq::aborts();
+        std::thread::scope(|scope| {
+            let torture = &torture;
+            (0..16).for_each(|i| drop(scope.spawn(move || torture.worker(i))));
+            torture.meddle(Instant::now() + Duration::from_millis(ms));
+        });
+        HANDLED.store(null_mut(), SeqCst);
+        // A broken one is found out before much happens.
+        assert!(broken || rseq::aborts() > aborts, "nothing was interrupted");
+        assert!(broken || torture.signals.load(Relaxed) > 100);
+        std::eprintln!("TMP aborts {} signals {}", rseq::aborts() - aborts, torture.signals.load(Relaxed));
+        for slot in &torture.stranded {
+            let block = slot.load(SeqCst);
+            if !block.is_null() {
+                torture.tokens.store(0, 2, &[block]);
+            }
+        }
+        let used: usize = (0..caches.count()).filter_map(|cpu| caches.region(cpu)).map(room_bytes).sum();
+        assert_eq!(used, caches.used_bytes(), "the account of the room is exact");
+        caches.fork_prepare();
+        caches.fork_parent();
+        for cpu in 0..caches.count() {
+            if let Some(region) = caches.region(cpu) {
+                take_out(region, &torture.tokens, cpu);
+            }
+        }
+        Some((torture.tokens.doubled.load(SeqCst), torture.tokens.missing()))
+    }
+
+    #[test]
+    fn no_block_is_lost_or_doubled() {
+        if let Some(result) = torture(false, 3000) {
+            assert_eq!(result, (0, 0));
+        }
+    }
+
+    #[test]
+    fn the_test_above_notices_a_lost_or_doubled_block() {
+        if let Some((doubled, missing)) = torture(true, 3000) {
+            assert!(doubled > 0 || missing > 0);
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! Room: how many blocks of each class an array cache may hold, and how that changes.
+//!
+//! A class starts with no room, gets a batch at its first miss and twice as much at each further
+//! miss or overflow, up to the maximum of its [`Layout`]. The room of all classes of a cache is
+//! bounded in bytes (`used` <= `budget`): past that a class grows only at the cost of others.
+
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+use super::rseq::Header;
+use super::size_class::{CLASS_BYTES, CLASSES, SizeClass, class_bytes};
+
+/// Most blocks that move between a cache and what is below at once.
+pub(crate) const BATCH_MAX: usize = 32;
+
+/// Blocks of `class` that move at once: as many as make 64 KiB.
+pub(crate) fn batch(class: SizeClass) -> usize {
+    ((64 << 10) / class_bytes(class).max(1)).clamp(1, BATCH_MAX)
+}
+
+/// What the caches get their memory and their blocks from.
+pub(crate) trait Backend {
+    /// `bytes` zero bytes for good, aligned to a page; null where there are none.
+    fn map(&self, bytes: usize) -> *mut u8;
+    /// Blocks of `class` for the CPU or arena of index `arena`, at most `out.len()`; 0: no memory.
+    fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize;
+    /// Takes blocks back.
+    fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]);
+}
+
+/// Where the slots of each class are, in words from the start of the cache, and how many.
+pub(crate) struct Layout {
+    first: [u16; CLASSES + 1],
+    max: [u16; CLASSES + 1],
+    pub(crate) bytes: usize,
+}
+
+impl Layout {
+    /// Lays out `max` slots a class from word `start` on, a null word below each class.
+    #[allow(clippy::cast_possible_truncation, reason = "a position past 16 bits does not compile")]
+    pub(crate) const fn new(start: usize, max: [u16; CLASSES + 1]) -> Self {
+        let mut first = [0; CLASSES + 1];
+        let mut word = start;
+        let mut class = 1;
+        while class <= CLASSES {
+            word += 1;
+            first[class] = word as u16;
+            word += max[class] as usize;
+            assert!(word <= u16::MAX as usize);
+            class += 1;
+        }
+        Layout { first, max, bytes: word * 8 }
+    }
+
+    pub(crate) fn first(&self, class: SizeClass) -> u16 {
+        self.first[class as usize]
+    }
+
+    pub(crate) fn max(&self, class: SizeClass) -> u16 {
+        self.max[class as usize]
+    }
+
+    /// The header of a class without blocks and without room.
+    pub(crate) fn empty(&self, class: SizeClass) -> Header {
+        Header { cur: self.first(class), end: self.first(class) }
+    }
+}
+
+/// Most slots of each class: `small` up to 1 KiB, above that what makes `bytes`, at most `middle`,
+/// and at least `least`.
+#[allow(clippy::cast_possible_truncation, reason = "at most `small` or `middle`")]
+pub(crate) const fn slots(small: u16, middle: u16, least: u16, bytes: usize) -> [u16; CLASSES + 1] {
+    let mut max = [0; CLASSES + 1];
+    let mut class = 1;
+    while class <= CLASSES {
+        let size = CLASS_BYTES[class] as usize;
+        let fit = bytes / size;
+        max[class] = if size <= 1024 {
+            small
+        } else if fit > middle as usize {
+            middle
+        } else if fit < least as usize {
+            least
+        } else {
+            fit as u16
+        };
+        class += 1;
+    }
+    max
+}
+
+/// What the room of one cache amounts to.
+#[derive(Debug)]
+pub(crate) struct Account {
+    /// Bytes that the room of all classes would hold.
+    used: AtomicUsize,
+    /// The class that gave way last.
+    victim: AtomicU32,
+}
+
+impl Account {
+    pub(crate) const fn new() -> Self {
+        Account { used: AtomicUsize::new(0), victim: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    pub(crate) fn set(&self, used: usize) {
+        self.used.store(used, Relaxed);
+    }
+
+    pub(crate) fn release(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Relaxed);
+    }
+
+    fn reserve(&self, bytes: usize, budget: usize) -> bool {
+        let fits = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= budget);
+        self.used.fetch_update(Relaxed, Relaxed, fits).is_ok()
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "at most CLASSES")]
+    fn next_victim(&self) -> SizeClass {
+        let next = self.victim.load(Relaxed) % CLASSES as u32 + 1;
+        self.victim.store(next, Relaxed);
+        next as SizeClass
+    }
+}
+
+/// An array cache: of the current CPU, or of the calling thread. Between two calls it may have
+/// become another CPU's; every operation then fails or works on that one, and none loses a block.
+pub(crate) trait Array {
+    fn layout(&self) -> &'static Layout;
+    fn account(&self) -> &Account;
+    fn budget(&self) -> usize;
+    /// The arena that serves it.
+    fn arena(&self) -> usize;
+    fn header(&self, class: SizeClass) -> Header;
+    /// Replaces a header if it still is `old`.
+    fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool;
+    fn pop_batch(&self, class: SizeClass, out: &mut [*mut u8]) -> usize;
+    /// Takes the first of `blocks` that there is room for; how many.
+    fn push_batch(&self, class: SizeClass, blocks: &[*mut u8]) -> usize;
+}
+
+/// A block for a cache that has none of `class`, and more for the next misses; null: no memory.
+pub(crate) fn refill(array: &impl Array, backend: &impl Backend, class: SizeClass) -> *mut u8 {
+    grow(array, backend, class);
+    let Header { cur, end } = array.header(class);
+    let mut blocks = [core::ptr::null_mut(); BATCH_MAX];
+    let wanted = batch(class).min(usize::from(end.saturating_sub(cur)) + 1);
+    let got = backend.fetch(array.arena(), class, &mut blocks[..wanted]);
+    let Some((&mut block, rest)) = blocks[..got].split_first_mut() else {
+        return core::ptr::null_mut();
+    };
+    let kept = array.push_batch(class, rest);
+    if kept < rest.len() {
+        backend.store(array.arena(), class, &rest[kept..]);
+    }
+    block
+}
+
+/// Takes a block of `class` that a cache had no room for.
+pub(crate) fn overflow(array: &impl Array, backend: &impl Backend, class: SizeClass, block: *mut u8) {
+    if grow(array, backend, class) && array.push_batch(class, &[block]) == 1 {
+        return;
+    }
+    let mut blocks = [block; BATCH_MAX];
+    let popped = array.pop_batch(class, &mut blocks[1..batch(class)]);
+    backend.store(array.arena(), class, &blocks[..=popped]);
+}
+
+/// Gives `class` more room; false where it has all it may have.
+fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass) -> bool {
+    let Header { end, .. } = array.header(class);
+    let (first, max) = (array.layout().first(class), array.layout().max(class));
+    let have = usize::from(end.saturating_sub(first));
+    let left = usize::from(max) - have.min(usize::from(max));
+    let size = class_bytes(class);
+    let batch = batch(class).min(left).min(array.budget() / size);
+    let mut more = have.max(batch).min(left);
+    if more == 0 || batch == 0 {
+        return false;
+    }
+    if !array.account().reserve(more * size, array.budget()) {
+        more = batch;
+        steal(array, backend, class, more * size);
+        if !array.account().reserve(more * size, array.budget()) {
+            return false;
+        }
+    }
+    let grown = change_end(array, class, |h| (h.end == end).then(|| end + narrow(more)));
+    if grown.is_none() {
+        array.account().release(more * size);
+    }
+    grown.is_some()
+}
+
+/// Takes at least `needed` bytes of room from the other classes: first what they don't use, then
+/// what a batch of theirs is in.
+fn steal(array: &impl Array, backend: &impl Backend, class: SizeClass, needed: usize) {
+    let mut freed = 0;
+    for evict in [false, true] {
+        for _ in 0..CLASSES {
+            let victim = array.account().next_victim();
+            if victim == class || array.header(victim).end <= array.layout().first(victim) {
+                continue;
+            }
+            let wanted = (needed - freed).div_ceil(class_bytes(victim));
+            if evict {
+                evict_batch(array, backend, victim, wanted);
+            }
+            freed += shrink(array, victim, wanted);
+            if freed >= needed {
+                return;
+            }
+        }
+    }
+}
+
+fn evict_batch(array: &impl Array, backend: &impl Backend, victim: SizeClass, wanted: usize) {
+    let mut blocks = [core::ptr::null_mut(); BATCH_MAX];
+    let n = array.pop_batch(victim, &mut blocks[..batch(victim).min(wanted)]);
+    if n > 0 {
+        backend.store(array.arena(), victim, &blocks[..n]);
+    }
+}
+
+/// Takes up to `wanted` slots of unused room from `victim`; how many bytes.
+fn shrink(array: &impl Array, victim: SizeClass, wanted: usize) -> usize {
+    let unused = |h: Header| usize::from(h.end.saturating_sub(h.cur)).min(wanted);
+    let old = change_end(array, victim, |h| (unused(h) > 0).then(|| h.end - narrow(unused(h))));
+    let bytes = old.map_or(0, |h| unused(h) * class_bytes(victim));
+    array.account().release(bytes);
+    bytes
+}
+
+/// Moves the end of a class's room; the header that was replaced. `None` where `new_end` has
+/// nothing to do, or others keep getting in between.
+fn change_end(array: &impl Array, class: SizeClass, new_end: impl Fn(Header) -> Option<u16>) -> Option<Header> {
+    for _ in 0..4 {
+        let old = array.header(class);
+        let new = Header { end: new_end(old)?, ..old };
+        if array.replace(class, old, new) {
+            return Some(old);
+        }
+    }
+    None
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "a layout has at most u16::MAX words")]
+fn narrow(slots: usize) -> u16 {
+    debug_assert!(slots <= usize::from(u16::MAX));
+    slots as u16
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::vec::Vec;
+
+    /// A backend whose blocks are numbers, and a record of who has each of them.
+    pub(crate) struct Tokens {
+        stock: Vec<Mutex<Vec<usize>>>,
+        /// By token: whether it is in the hands of a user of the caches.
+        out: Vec<AtomicBool>,
+        total: usize,
+        pub(crate) doubled: AtomicUsize,
+        pub(crate) fetches: AtomicUsize,
+    }
+
+    impl Tokens {
+        /// `per_class` tokens for each of `classes`.
+        pub(crate) fn new(classes: &[SizeClass], per_class: usize) -> Self {
+            let mut stock: Vec<_> = (0..=CLASSES).map(|_| Mutex::new(Vec::new())).collect();
+            let mut next = 1;
+            for &class in classes {
+                stock[class as usize].get_mut().unwrap().extend(next..next + per_class);
+                next += per_class;
+            }
+            Tokens {
+                stock,
+                out: (0..next).map(|_| AtomicBool::new(false)).collect(),
+                total: next - 1,
+                doubled: AtomicUsize::new(0),
+                fetches: AtomicUsize::new(0),
+            }
+        }
+
+        /// Records that a user got `token`.
+        pub(crate) fn got(&self, token: *mut u8) {
+            if self.out[token.addr()].swap(true, SeqCst) {
+                self.doubled.fetch_add(1, SeqCst);
+            }
+        }
+
+        /// Records that a user is about to give `token` away.
+        pub(crate) fn gives(&self, token: *mut u8) {
+            if !self.out[token.addr()].swap(false, SeqCst) {
+                self.doubled.fetch_add(1, SeqCst);
+            }
+        }
+
+        /// How many tokens are neither in stock nor with a user.
+        pub(crate) fn missing(&self) -> usize {
+            let out = self.out.iter().filter(|out| out.load(SeqCst)).count();
+            let stock: usize = self.stock.iter().map(|class| class.lock().unwrap().len()).sum();
+            self.total - out.min(self.total) - stock.min(self.total - out)
+        }
+    }
+
+    impl Backend for Tokens {
+        fn map(&self, bytes: usize) -> *mut u8 {
+            let layout = std::alloc::Layout::from_size_align(bytes, 4096).unwrap();
+            // SAFETY: `bytes` is not 0.
+            unsafe { std::alloc::alloc_zeroed(layout) }
+        }
+
+        fn fetch(&self, _arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
+            self.fetches.fetch_add(1, Relaxed);
+            let mut stock = self.stock[class as usize].lock().unwrap();
+            let n = out.len().min(stock.len());
+            let from = stock.len() - n;
+            for (block, token) in out.iter_mut().zip(stock.drain(from..)) {
+                *block = core::ptr::without_provenance_mut(token);
+            }
+            n
+        }
+
+        fn store(&self, _arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+            self.stock[class as usize].lock().unwrap().extend(blocks.iter().map(|b| b.addr()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Tokens;
+    use super::*;
+    use std::cell::{Cell, RefCell};
+    use std::vec::Vec;
+
+    static LAYOUT: Layout = Layout::new(128, slots(1024, 512, 2, 4 << 20));
+
+    /// An array of one thread, as plain as can be.
+    struct Plain {
+        blocks: RefCell<Vec<Vec<*mut u8>>>,
+        room: RefCell<Vec<u16>>,
+        account: Account,
+        budget: Cell<usize>,
+    }
+
+    impl Plain {
+        fn new(budget: usize) -> Self {
+            Plain {
+                blocks: RefCell::new(std::vec![Vec::new(); CLASSES + 1]),
+                room: RefCell::new(std::vec![0; CLASSES + 1]),
+                account: Account::new(),
+                budget: Cell::new(budget),
+            }
+        }
+
+        fn alloc(&self, tokens: &Tokens, class: SizeClass) -> *mut u8 {
+            let block = self.blocks.borrow_mut()[class as usize].pop();
+            let block = block.unwrap_or_else(|| refill(self, tokens, class));
+            if !block.is_null() {
+                tokens.got(block);
+            }
+            block
+        }
+
+        fn free(&self, tokens: &Tokens, class: SizeClass, block: *mut u8) {
+            tokens.gives(block);
+            if self.push_batch(class, &[block]) == 0 {
+                overflow(self, tokens, class, block);
+            }
+        }
+
+        fn room_bytes(&self) -> usize {
+            let room = self.room.borrow();
+            (1..=CLASSES).map(|c| usize::from(room[c]) * CLASS_BYTES[c] as usize).sum()
+        }
+    }
+
+    impl Array for Plain {
+        fn layout(&self) -> &'static Layout {
+            &LAYOUT
+        }
+        fn account(&self) -> &Account {
+            &self.account
+        }
+        fn budget(&self) -> usize {
+            self.budget.get()
+        }
+        fn arena(&self) -> usize {
+            0
+        }
+        fn header(&self, class: SizeClass) -> Header {
+            let first = LAYOUT.first(class);
+            let blocks = narrow(self.blocks.borrow()[class as usize].len());
+            Header { cur: first + blocks, end: first + self.room.borrow()[class as usize] }
+        }
+        fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool {
+            assert_eq!(self.header(class), old);
+            assert!(new.cur == old.cur && new.cur <= new.end);
+            assert!(new.end - LAYOUT.first(class) <= LAYOUT.max(class));
+            self.room.borrow_mut()[class as usize] = new.end - LAYOUT.first(class);
+            true
+        }
+        fn pop_batch(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
+            let blocks = &mut self.blocks.borrow_mut()[class as usize];
+            let n = out.len().min(blocks.len());
+            out[..n].fill_with(|| blocks.pop().unwrap());
+            n
+        }
+        fn push_batch(&self, class: SizeClass, new: &[*mut u8]) -> usize {
+            let blocks = &mut self.blocks.borrow_mut()[class as usize];
+            let n = new.len().min(usize::from(self.room.borrow()[class as usize]) - blocks.len());
+            blocks.extend(new[..n].iter().rev());
+            n
+        }
+    }
+
+    #[test]
+    fn the_layout_keeps_a_null_word_below_each_class() {
+        let mut free = 128;
+        for class in 1..=CLASSES {
+            let (first, max) = (usize::from(LAYOUT.first[class]), usize::from(LAYOUT.max[class]));
+            assert_eq!(first, free + 1, "class {class}");
+            assert!(max >= 2);
+            free = first + max;
+        }
+        assert_eq!(LAYOUT.bytes, free * 8);
+        assert!(LAYOUT.bytes <= 512 << 10);
+    }
+
+    #[test]
+    fn a_class_doubles_up_to_its_maximum_and_then_misses_no_more() {
+        let (array, tokens) = (Plain::new(8 << 20), Tokens::new(&[4], 2000));
+        for _ in 0..7 {
+            let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 4)).collect();
+            assert!(blocks.iter().all(|b| !b.is_null()));
+            blocks.into_iter().for_each(|b| array.free(&tokens, 4, b));
+        }
+        assert_eq!(array.room.borrow()[4], 1024);
+        let before = tokens.fetches.load(Relaxed);
+        let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 4)).collect();
+        assert_eq!(tokens.fetches.load(Relaxed), before);
+        blocks.into_iter().for_each(|b| array.free(&tokens, 4, b));
+        assert_eq!(array.account.used(), 1024 * 64);
+    }
+
+    #[test]
+    fn the_room_of_all_classes_keeps_to_the_budget_and_moves_to_those_in_use() {
+        let classes = [8, 32, 56, 80, 104];
+        let (array, tokens) = (Plain::new(1 << 20), Tokens::new(&classes, 5000));
+        let mut held: Vec<(SizeClass, *mut u8)> = Vec::new();
+        let mut random = 1u64;
+        for i in 0..40_000 {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            // First all classes, then the smallest alone.
+            let class = if i < 20_000 { classes[(random >> 40) as usize % classes.len()] } else { 8 };
+            if held.len() < 300 || random >> 63 == 0 {
+                held.push((class, array.alloc(&tokens, class)));
+            } else {
+                let at = (random >> 33) as usize % held.len();
+                let (class, block) = held.swap_remove(at);
+                array.free(&tokens, class, block);
+            }
+            assert_eq!(array.room_bytes(), array.account.used());
+            assert!(array.account.used() <= 1 << 20);
+        }
+        held.drain(..).filter(|(_, b)| !b.is_null()).for_each(|(class, b)| array.free(&tokens, class, b));
+        for &class in &classes {
+            let mut out = [core::ptr::null_mut(); 2048];
+            let n = array.pop_batch(class, &mut out);
+            tokens.store(0, class, &out[..n]);
+        }
+        assert_eq!((tokens.missing(), tokens.doubled.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn a_cache_of_no_budget_keeps_nothing() {
+        let (array, tokens) = (Plain::new(0), Tokens::new(&[4], 10));
+        let block = array.alloc(&tokens, 4);
+        assert_eq!(tokens.fetches.load(Relaxed), 1);
+        array.free(&tokens, 4, block);
+        assert_eq!((array.account.used(), tokens.missing()), (0, 0));
+    }
+
+    #[test]
+    fn shrinking_the_budget_lets_others_have_the_room() {
+        let (array, tokens) = (Plain::new(1 << 20), Tokens::new(&[32, 40], 2000));
+        let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 32)).collect();
+        blocks.into_iter().for_each(|b| array.free(&tokens, 32, b));
+        let used = array.account.used();
+        assert!(used > 512 << 10);
+        array.budget.set(256 << 10);
+        for _ in 0..40 {
+            let blocks: Vec<_> = (0..100).map(|_| array.alloc(&tokens, 40)).collect();
+            blocks.into_iter().for_each(|b| array.free(&tokens, 40, b));
+        }
+        assert!(array.account.used() < used);
+    }
+}

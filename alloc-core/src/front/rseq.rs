@@ -1,0 +1,757 @@
+//! Restartable sequences: every critical section of the front end, for both architectures.
+//!
+//! A section reads the CPU index, works on that CPU's [`Region`] and commits by its last store. The
+//! kernel sends a thread that is preempted, migrated or signalled in between back to the start, so
+//! whatever it read or wrote before counts for nothing. A region can't change under a section:
+//! others take it away by its table entry and a fence (see `cpu_cache`).
+//!
+//! A thread that isn't registered has CPU index -1, whose table entry is an empty region: it pops
+//! null and pushes nothing, without a test of its own on the fast path.
+
+use core::arch::asm;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+
+use super::size_class::SizeClass;
+use super::tls::{self, RseqArea, Tls};
+use crate::os::linux::syscall;
+
+/// A CPU's array caches: a [`Header`] for each class code, then the slots. The layout of the slots
+/// is `room`'s; all positions are 8-byte words from the start of the region.
+#[repr(C)]
+pub(crate) struct Region {
+    headers: [AtomicU32; 256],
+}
+
+/// Where the blocks of a class end, and where its room ends. The slot below the first is always
+/// null, and so is the word below an empty region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) cur: u16,
+    pub(crate) end: u16,
+}
+
+impl Header {
+    fn to_word(self) -> u32 {
+        u32::from(self.cur) | u32::from(self.end) << 16
+    }
+
+    #[allow(clippy::cast_possible_truncation, reason = "takes the word apart")]
+    fn from_word(word: u32) -> Self {
+        Header { cur: word as u16, end: (word >> 16) as u16 }
+    }
+}
+
+impl Region {
+    /// A glance at a header; another thread may change it at any time.
+    pub(crate) fn header(&self, class: SizeClass) -> Header {
+        Header::from_word(self.headers[class as usize].load(Relaxed))
+    }
+
+    /// Writes a header. Only for the owner of a region that no section can reach.
+    pub(crate) fn set_header(&self, class: SizeClass, header: Header) {
+        self.headers[class as usize].store(header.to_word(), Relaxed);
+    }
+
+    /// The word at `position`, which is inside the region's slots.
+    pub(crate) fn slot(&self, position: u16) -> *mut *mut u8 {
+        core::ptr::from_ref(self).cast_mut().cast::<*mut u8>().wrapping_add(position as usize)
+    }
+}
+
+/// An entry of the table of regions by CPU index. The first two are for the indices -2 and -1.
+pub(crate) type Entry = AtomicPtr<Region>;
+/// Entries before that of CPU 0.
+pub(crate) const BEFORE: usize = 2;
+
+/// The counter of aborts: hidden, so that a section can reach it from any kind of library.
+macro_rules! aborts_symbol {
+    () => {
+        concat!(
+            "thermalloc_rseq_aborts_",
+            env!("CARGO_PKG_VERSION_MAJOR"),
+            "_",
+            env!("CARGO_PKG_VERSION_MINOR"),
+            "_",
+            env!("CARGO_PKG_VERSION_PATCH")
+        )
+    };
+}
+
+core::arch::global_asm!(
+    ".pushsection .bss.thermalloc,\"aw\",@nobits",
+    ".p2align 3",
+    concat!(".globl ", aborts_symbol!()),
+    concat!(".hidden ", aborts_symbol!()),
+    concat!(".type ", aborts_symbol!(), ",@object"),
+    concat!(".size ", aborts_symbol!(), ",8"),
+    concat!(aborts_symbol!(), ":"),
+    ".zero 8",
+    ".popsection",
+);
+
+/// How often a section was sent back to its start, over all threads.
+pub(crate) fn aborts() -> u64 {
+    let n: u64;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads the counter.
+    unsafe {
+        asm!(
+            concat!("mov {n}, qword ptr [rip + ", aborts_symbol!(), "]"),
+            n = out(reg) n,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            concat!("adrp {n}, ", aborts_symbol!()),
+            concat!("ldr {n}, [{n}, :lo12:", aborts_symbol!(), "]"),
+            n = out(reg) n,
+            options(nostack, preserves_flags, readonly)
+        );
+    }
+    n
+}
+
+/// What every section starts with. Label 2 is where it restarts, 3 the descriptor, 4 to 5 the
+/// section itself, 7 the abort stub behind its signature.
+#[cfg(target_arch = "x86_64")]
+macro_rules! prologue {
+    () => {
+        concat!(
+            ".pushsection .data.rel.ro.thermalloc,\"aw\",@progbits\n",
+            ".balign 32\n",
+            "3:\n",
+            ".long 0, 0\n",
+            ".quad 4f, 5f - 4f, 7f\n",
+            ".popsection\n",
+            ".pushsection .text.unlikely.thermalloc,\"ax\",@progbits\n",
+            ".byte 0x0f, 0xb9, 0x3d\n",
+            ".long 0x53053053\n",
+            "7:\n",
+            "lock inc qword ptr [rip + ",
+            aborts_symbol!(),
+            "]\n",
+            "jmp 2f\n",
+            ".popsection\n",
+            "2:\n",
+            "mov {a}, qword ptr fs:[{tls} + {AREA}]\n",
+            "lea {t}, [rip + 3b]\n",
+            "mov qword ptr fs:[{tls} + {a} + {CS}], {t}\n",
+            "4:\n",
+            "mov {t}, qword ptr fs:[{tls} + {INDEX}]\n",
+            "movsxd {t}, dword ptr fs:[{tls} + {t} + {NO_CPU}]\n",
+            "mov {t}, qword ptr [{table} + {t}*8 + 16]\n",
+        )
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! prologue {
+    () => {
+        concat!(
+            ".pushsection .data.rel.ro.thermalloc,\"aw\",@progbits\n",
+            ".balign 32\n",
+            "3:\n",
+            ".word 0, 0\n",
+            ".xword 4f, 5f - 4f, 7f\n",
+            ".popsection\n",
+            ".pushsection .text.unlikely.thermalloc,\"ax\",@progbits\n",
+            ".inst 0xd428bc00\n",
+            "7:\n",
+            "adrp {a}, ",
+            aborts_symbol!(),
+            "\n",
+            "add {a}, {a}, :lo12:",
+            aborts_symbol!(),
+            "\n",
+            "8:\n",
+            "ldxr {t}, [{a}]\n",
+            "add {t}, {t}, #1\n",
+            "stxr {s:w}, {t}, [{a}]\n",
+            "cbnz {s:w}, 8b\n",
+            "b 2f\n",
+            ".popsection\n",
+            "2:\n",
+            "ldr {a}, [{tls}, #{AREA}]\n",
+            "add {a}, {a}, {tls}\n",
+            "adrp {t}, 3b\n",
+            "add {t}, {t}, :lo12:3b\n",
+            "str {t}, [{a}, #{CS}]\n",
+            "4:\n",
+            "ldr {t}, [{tls}, #{INDEX}]\n",
+            "add {t}, {t}, {tls}\n",
+            "ldrsw {t}, [{t}, #{NO_CPU}]\n",
+            "add {t}, {table}, {t}, lsl #3\n",
+            "ldr {t}, [{t}, #16]\n",
+        )
+    };
+}
+
+/// A section: the lines after the prologue, then the operands of its own.
+macro_rules! section {
+    ([$($line:expr),* $(,)?], $table:expr, $($operand:tt)*) => {
+        asm!(
+            prologue!(),
+            $($line,)*
+            tls = in(reg) base(),
+            table = in(reg) $table,
+            AREA = const offset_of!(Tls, rseq_area),
+            INDEX = const offset_of!(Tls, cpu_index),
+            CS = const offset_of!(Tls, own) + RseqArea::RSEQ_CS as usize,
+            NO_CPU = const Tls::NO_CPU,
+            $($operand)*
+            options(nostack)
+        )
+    };
+}
+
+/// What the sections address the thread's block by: an offset to the segment base on x86, a
+/// pointer elsewhere.
+#[inline(always)]
+fn base() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    return tls::offset();
+    #[cfg(target_arch = "aarch64")]
+    return core::ptr::from_ref(tls::tls()) as usize;
+}
+
+/// Pops a block of `class` from the current CPU's region; null where it has none.
+///
+/// # Safety
+/// `table` has an entry for every CPU index that the kernel may give to this thread.
+#[inline(always)]
+pub(crate) unsafe fn pop(table: *const Entry, class: SizeClass) -> *mut u8 {
+    let block: *mut u8;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every region of the table has 256 headers and `cur` in its slots, where the word
+    // below is a block or null; the one store is the commit.
+    unsafe {
+        section!(
+            [
+                "movzx {n:e}, word ptr [{t} + {class}*4]",
+                "mov {a}, qword ptr [{t} + {n}*8 - 8]",
+                "test {a}, {a}",
+                "jz 5f",
+                "dec {n:e}",
+                "mov word ptr [{t} + {class}*4], {n:x}",
+                "5:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            a = out(reg) block,
+            t = out(reg) _,
+            n = out(reg) _,
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        section!(
+            [
+                "add {t}, {t}, {class}, lsl #2",
+                "ldrh {n:w}, [{t}]",
+                "sub {s}, {t}, {class}, lsl #2",
+                "add {s}, {s}, {n}, lsl #3",
+                "ldur {a}, [{s}, #-8]",
+                "cbz {a}, 5f",
+                "sub {n:w}, {n:w}, #1",
+                "strh {n:w}, [{t}]",
+                "5:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            a = out(reg) block,
+            t = out(reg) _,
+            n = out(reg) _,
+            s = out(reg) _,
+        );
+    }
+    block
+}
+
+/// Pushes a block with class-map code `code` on the current CPU's region; false where that has no
+/// room for it, as for every code that is no class.
+///
+/// # Safety
+/// As [`pop`]; `block` is not null and belongs to the caller.
+#[inline(always)]
+pub(crate) unsafe fn push(table: *const Entry, code: u8, block: *mut u8) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as `pop`; a slot below `end` and not below `cur` is free.
+    unsafe {
+        section!(
+            [
+                "movzx {a:e}, word ptr [{t} + {class}*4]",
+                "cmp {a:x}, word ptr [{t} + {class}*4 + 2]",
+                "jae {full}",
+                "mov qword ptr [{t} + {a}*8], {block}",
+                "inc {a:e}",
+                "mov word ptr [{t} + {class}*4], {a:x}",
+                "5:",
+            ],
+            table,
+            class = in(reg) code as usize,
+            block = in(reg) block,
+            a = out(reg) _,
+            t = out(reg) _,
+            full = label { return false },
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        section!(
+            [
+                "add {s}, {t}, {class}, lsl #2",
+                "ldrh {a:w}, [{s}]",
+                "ldrh {n:w}, [{s}, #2]",
+                "cmp {a:w}, {n:w}",
+                "b.hs {full}",
+                "str {block}, [{t}, {a}, lsl #3]",
+                "add {a:w}, {a:w}, #1",
+                "strh {a:w}, [{s}]",
+                "5:",
+            ],
+            table,
+            class = in(reg) code as usize,
+            block = in(reg) block,
+            a = out(reg) _,
+            t = out(reg) _,
+            n = out(reg) _,
+            s = out(reg) _,
+            full = label { return false },
+        );
+    }
+    true
+}
+
+/// Replaces the header of `class`, if it is `old` and `region` is the current CPU's.
+///
+/// # Safety
+/// As [`pop`]; `new` keeps to the slots that `room` lays out for the class.
+#[inline(never)]
+pub(crate) unsafe fn replace(
+    table: *const Entry,
+    region: &Region,
+    class: SizeClass,
+    old: Header,
+    new: Header,
+) -> bool {
+    let mut done: u32 = 0;
+    let region = core::ptr::from_ref(region);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the one store is the commit, to a header of the current CPU.
+    unsafe {
+        section!(
+            [
+                "cmp {t}, {region}",
+                "jne 6f",
+                "cmp dword ptr [{t} + {class}*4], {old:e}",
+                "jne 6f",
+                "mov dword ptr [{t} + {class}*4], {new:e}",
+                "5:",
+                "mov {done:e}, 1",
+                "6:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            region = in(reg) region,
+            old = in(reg) old.to_word(),
+            new = in(reg) new.to_word(),
+            done = inout(reg) done,
+            a = out(reg) _,
+            t = out(reg) _,
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        section!(
+            [
+                "cmp {t}, {region}",
+                "b.ne 6f",
+                "ldr {a:w}, [{t}, {class}, lsl #2]",
+                "cmp {a:w}, {old:w}",
+                "b.ne 6f",
+                "str {new:w}, [{t}, {class}, lsl #2]",
+                "5:",
+                "mov {done:w}, #1",
+                "6:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            region = in(reg) region,
+            old = in(reg) old.to_word(),
+            new = in(reg) new.to_word(),
+            done = inout(reg) done,
+            a = out(reg) _,
+            t = out(reg) _,
+            s = out(reg) _,
+        );
+    }
+    done != 0
+}
+
+/// Pops up to `out.len()` blocks of `class` from the current CPU's region.
+///
+/// # Safety
+/// As [`pop`].
+#[inline(never)]
+pub(crate) unsafe fn pop_batch(table: *const Entry, class: SizeClass, out: &mut [*mut u8]) -> usize {
+    let popped: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as `pop`; before the commit only `out` is written, within its length.
+    unsafe {
+        section!(
+            [
+                "movzx {n:e}, word ptr [{t} + {class}*4]",
+                "xor {i:e}, {i:e}",
+                "8:",
+                "cmp {i}, {len}",
+                "jae 9f",
+                "mov {a}, qword ptr [{t} + {n}*8 - 8]",
+                "test {a}, {a}",
+                "jz 9f",
+                "mov qword ptr [{out} + {i}*8], {a}",
+                "inc {i}",
+                "dec {n:e}",
+                "jmp 8b",
+                "9:",
+                "test {i}, {i}",
+                "jz 5f",
+                "mov word ptr [{t} + {class}*4], {n:x}",
+                "5:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            out = in(reg) out.as_mut_ptr(),
+            len = in(reg) out.len(),
+            i = out(reg) popped,
+            a = out(reg) _,
+            t = out(reg) _,
+            n = out(reg) _,
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        section!(
+            [
+                "add {s}, {t}, {class}, lsl #2",
+                "ldrh {n:w}, [{s}]",
+                "mov {i}, xzr",
+                "add {t}, {t}, {n}, lsl #3",
+                "8:",
+                "cmp {i}, {len}",
+                "b.hs 9f",
+                "ldr {a}, [{t}, #-8]!",
+                "cbz {a}, 9f",
+                "str {a}, [{out}, {i}, lsl #3]",
+                "add {i}, {i}, #1",
+                "b 8b",
+                "9:",
+                "cbz {i}, 5f",
+                "sub {n:w}, {n:w}, {i:w}",
+                "strh {n:w}, [{s}]",
+                "5:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            out = in(reg) out.as_mut_ptr(),
+            len = in(reg) out.len(),
+            i = out(reg) popped,
+            a = out(reg) _,
+            t = out(reg) _,
+            n = out(reg) _,
+            s = out(reg) _,
+        );
+    }
+    popped
+}
+
+/// Pushes the first blocks of `blocks` that there is room for, in such an order that they pop in
+/// that of the slice; how many.
+///
+/// # Safety
+/// As [`push`], for each block.
+#[inline(never)]
+pub(crate) unsafe fn push_batch(table: *const Entry, class: SizeClass, blocks: &[*mut u8]) -> usize {
+    let pushed: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as `push`; what is stored at and above `cur` before the commit is in nobody's way.
+    unsafe {
+        section!(
+            [
+                "xor {k:e}, {k:e}",
+                "movzx {n:e}, word ptr [{t} + {class}*4]",
+                "movzx {i:e}, word ptr [{t} + {class}*4 + 2]",
+                "sub {i:e}, {n:e}",
+                "jbe 5f",
+                "cmp {i}, {len}",
+                "cmova {i}, {len}",
+                "test {i}, {i}",
+                "jz 5f",
+                "mov {k}, {i}",
+                "8:",
+                "mov {a}, qword ptr [{blocks} + {i}*8 - 8]",
+                "mov qword ptr [{t} + {n}*8], {a}",
+                "inc {n:e}",
+                "dec {i}",
+                "jnz 8b",
+                "mov word ptr [{t} + {class}*4], {n:x}",
+                "5:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            blocks = in(reg) blocks.as_ptr(),
+            len = in(reg) blocks.len(),
+            k = out(reg) pushed,
+            i = out(reg) _,
+            a = out(reg) _,
+            t = out(reg) _,
+            n = out(reg) _,
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        section!(
+            [
+                "mov {k}, xzr",
+                "add {s}, {t}, {class}, lsl #2",
+                "ldrh {n:w}, [{s}]",
+                "ldrh {i:w}, [{s}, #2]",
+                "subs {i:w}, {i:w}, {n:w}",
+                "b.ls 5f",
+                "cmp {i}, {len}",
+                "csel {i}, {i}, {len}, lo",
+                "cbz {i}, 5f",
+                "mov {k}, {i}",
+                "add {t}, {t}, {n}, lsl #3",
+                "add {n:w}, {n:w}, {i:w}",
+                "8:",
+                "sub {i}, {i}, #1",
+                "ldr {a}, [{blocks}, {i}, lsl #3]",
+                "str {a}, [{t}], #8",
+                "cbnz {i}, 8b",
+                "strh {n:w}, [{s}]",
+                "5:",
+            ],
+            table,
+            class = in(reg) class as usize,
+            blocks = in(reg) blocks.as_ptr(),
+            len = in(reg) blocks.len(),
+            k = out(reg) pushed,
+            i = out(reg) _,
+            a = out(reg) _,
+            t = out(reg) _,
+            n = out(reg) _,
+            s = out(reg) _,
+        );
+    }
+    pushed
+}
+
+/// The calling thread's CPU index now; `None` where it has no use of a CPU cache.
+pub(crate) fn cpu() -> Option<usize> {
+    let tls = tls::tls();
+    let field = core::ptr::from_ref(tls).cast::<u8>().wrapping_add(Tls::NO_CPU).wrapping_offset(tls.cpu_index.get());
+    // SAFETY: `cpu_index` leads to `no_cpu` or to a field of the thread's rseq area.
+    let index = unsafe { field.cast::<i32>().read_volatile() };
+    usize::try_from(index).ok()
+}
+
+/// Lets the calling thread use the CPU caches: true if it is registered with the kernel, by its C
+/// library or, where that knows nothing of rseq, by us. `index_field` is where in the rseq area the
+/// CPU index is.
+pub(crate) fn attach(index_field: isize) -> bool {
+    let tls = tls::tls();
+    let area = match c_library() {
+        CLibrary::Registers(offset) => tls::thread_pointer().wrapping_offset(offset),
+        CLibrary::Refuses => return false,
+        CLibrary::Ignorant => {
+            register_own(tls);
+            tls.own.0.get().cast()
+        }
+    };
+    attach_area(tls, area, index_field)
+}
+
+fn attach_area(tls: &Tls, area: *mut u8, index_field: isize) -> bool {
+    // SAFETY: a thread's rseq area is readable as long as it runs.
+    let cpu_id = unsafe { area.wrapping_offset(RseqArea::CPU_ID).cast::<i32>().read_volatile() };
+    if cpu_id < 0 {
+        return false;
+    }
+    let distance = area.addr().cast_signed() - core::ptr::from_ref(tls).addr().cast_signed();
+    tls.rseq_area.set(distance - offset_of!(Tls, own).cast_signed());
+    // A signal handler may come in between: the area has to be right before the index is.
+    core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
+    tls.cpu_index.set(distance + index_field - Tls::NO_CPU.cast_signed());
+    true
+}
+
+enum CLibrary {
+    /// It registers every thread, with the area at this offset from the thread pointer.
+    Registers(isize),
+    /// It could, but was told not to, or the kernel or a sandbox said no.
+    Refuses,
+    /// It has no idea of rseq.
+    Ignorant,
+}
+
+fn c_library() -> CLibrary {
+    let (size, offset): (*const u32, *const isize);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads the global offset table, where a missing weak symbol is null.
+    unsafe {
+        asm!(
+            ".weak __rseq_size",
+            ".weak __rseq_offset",
+            "mov {size}, qword ptr [rip + __rseq_size@GOTPCREL]",
+            "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
+            size = out(reg) size,
+            offset = out(reg) offset,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            ".weak __rseq_size",
+            ".weak __rseq_offset",
+            "adrp {size}, :got:__rseq_size",
+            "ldr {size}, [{size}, :got_lo12:__rseq_size]",
+            "adrp {offset}, :got:__rseq_offset",
+            "ldr {offset}, [{offset}, :got_lo12:__rseq_offset]",
+            size = out(reg) size,
+            offset = out(reg) offset,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    if size.is_null() || offset.is_null() {
+        return CLibrary::Ignorant;
+    }
+    // SAFETY: glibc (2.35 or newer) has a word there, set before any thread runs our code.
+    match unsafe { size.read_volatile() } {
+        0 => CLibrary::Refuses,
+        // SAFETY: as above.
+        _ => CLibrary::Registers(unsafe { offset.read_volatile() }),
+    }
+}
+
+/// Bytes of the area that every kernel with rseq accepts.
+const AREA_BYTES: usize = 32;
+#[cfg(target_arch = "x86_64")]
+const SIGNATURE: usize = 0x5305_3053;
+#[cfg(target_arch = "aarch64")]
+const SIGNATURE: usize = 0xd428_bc00;
+
+/// Registers the area in the thread's block, which then gets a valid `cpu_id`. Only with an old
+/// glibc: it frees no thread's memory before the kernel is done with it, while musl unmaps that of
+/// a detached thread on the way out.
+fn register_own(tls: &Tls) {
+    if is_glibc() {
+        register(tls);
+    }
+}
+
+fn register(tls: &Tls) {
+    let area = tls.own.0.get() as usize;
+    // SAFETY: the area is 32 bytes, aligned, and lives as long as the thread. The kernel refuses
+    // a second registration.
+    unsafe { syscall(libc::SYS_rseq, area, AREA_BYTES, 0, SIGNATURE, 0, 0) };
+}
+
+fn is_glibc() -> bool {
+    let f: usize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads the global offset table, where a missing weak symbol is null.
+    unsafe {
+        asm!(
+            ".weak gnu_get_libc_version",
+            "mov {f}, qword ptr [rip + gnu_get_libc_version@GOTPCREL]",
+            f = out(reg) f,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        asm!(
+            ".weak gnu_get_libc_version",
+            "adrp {f}, :got:gnu_get_libc_version",
+            "ldr {f}, [{f}, :got_lo12:gnu_get_libc_version]",
+            f = out(reg) f,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    f != 0
+}
+
+/// Where in the rseq area the CPU index is: the dense `mm_cid` where the kernel has it and one
+/// number says enough, else `cpu_id`.
+pub(crate) fn index_field(many_nodes: bool) -> isize {
+    const AT_RSEQ_FEATURE_SIZE: usize = 27;
+    const PR_GET_AUXV: usize = 0x4155_5856;
+    let mut auxv = [0usize; 128];
+    // SAFETY: writes at most the size given. Older kernels refuse it.
+    let r = unsafe {
+        syscall(libc::SYS_prctl, PR_GET_AUXV, auxv.as_mut_ptr() as usize, size_of_val(&auxv), 0, 0, 0)
+    };
+    let features = auxv.as_chunks::<2>().0.iter().find(|pair| pair[0] == AT_RSEQ_FEATURE_SIZE);
+    match features {
+        Some([_, bytes]) if r > 0 && *bytes >= 28 && !many_nodes => RseqArea::MM_CID,
+        _ => RseqArea::CPU_ID,
+    }
+}
+
+const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
+const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
+const FLAG_CPU: usize = 1;
+
+/// Asks the kernel for [`fence`]; false where it has none.
+pub(crate) fn register_fence() -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0 }
+}
+
+/// After this no section that was running on `cpu` (`None`: on any) when it was called will commit.
+pub(crate) fn fence(cpu: Option<usize>) -> bool {
+    let (flags, cpu) = cpu.map_or((0, 0), |cpu| (FLAG_CPU, cpu));
+    // SAFETY: no memory is passed.
+    let fence = || unsafe { syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED_RSEQ, flags, cpu, 0, 0, 0) };
+    // A forked child may have to register again.
+    fence() == 0 || (register_fence() && fence() == 0)
+}
+
+/// Registers the calling thread as with an old glibc, and pops from a region of one CPU index
+/// that has a block; how many of the checks went well. For a process whose C library has no rseq.
+#[cfg(test)]
+pub(crate) fn register_for_test() -> usize {
+    let tls = tls::tls();
+    let unknown = !attach_area(tls, tls.own.0.get().cast(), RseqArea::CPU_ID);
+    register(tls);
+    let mut good = usize::from(unknown);
+    for field in [RseqArea::CPU_ID, RseqArea::MM_CID] {
+        good += usize::from(attach_area(tls, tls.own.0.get().cast(), field) && cpu().is_some());
+    }
+    good += usize::from(tls.rseq_area.get() == 0);
+    // A second registration changes nothing.
+    register(tls);
+    good += usize::from(attach_area(tls, tls.own.0.get().cast(), RseqArea::CPU_ID));
+    // SAFETY: zero is a valid region; it is never freed.
+    let region: &'static Region = std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));
+    let table: std::vec::Vec<Entry> =
+        (0..8192).map(|_| Entry::new(core::ptr::from_ref(region).cast_mut())).collect();
+    region.set_header(200, Header { cur: 64, end: 65 });
+    let block = core::ptr::without_provenance_mut(16);
+    // SAFETY: the table has an entry for every CPU; word 64 of the region is unused.
+    let pushed = unsafe { push(table.as_ptr(), 200, block) } && !unsafe { push(table.as_ptr(), 200, block) };
+    // SAFETY: as above.
+    good + usize::from(pushed && unsafe { pop(table.as_ptr(), 200) } == block)
+}

@@ -1,0 +1,453 @@
+//! The cache of a thread, where restartable sequences are refused.
+//!
+//! A cache belongs to the thread whose id it bears, and only that one touches its headers and
+//! slots. There is no destructor: the cache of a thread that ended is found by its id, which no
+//! longer names a thread of the process, and goes to a new thread or is emptied.
+
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+
+use super::rseq::{Header, Region};
+use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
+use super::size_class::{CLASSES, SizeClass};
+use crate::os::linux::syscall;
+
+static LAYOUT: Layout = Layout::new(size_of::<ThreadCache>() / 8, slots(256, 64, 1, 256 << 10));
+
+/// Caches of others that a new thread looks at in search of a dead one's.
+const PROBES: usize = 16;
+/// The owner of a cache that is being emptied: no thread has this id.
+const REAPER: u32 = u32::MAX;
+
+/// The cache of one thread; its slots follow.
+#[repr(C)]
+pub(crate) struct ThreadCache {
+    region: Region,
+    next: AtomicPtr<ThreadCache>,
+    /// The owner's thread id, 0 if it has none, below a count of its owners so far: an id may come
+    /// again.
+    owner: AtomicU64,
+    account: Account,
+    arena: AtomicUsize,
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the id is the low half")]
+fn thread_of(owner: u64) -> u32 {
+    owner as u32
+}
+
+impl ThreadCache {
+    /// Changes the owner, if it still is `old`.
+    fn take_over(&self, old: u64, thread: u32) -> bool {
+        let new = ((old >> 32) + 1) << 32 | u64::from(thread);
+        self.owner.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
+    }
+
+    fn forget_blocks(&self) {
+        for class in 1..=CLASSES {
+            let class = SizeClass::try_from(class).unwrap_or(0);
+            self.region.set_header(class, LAYOUT.empty(class));
+        }
+        self.account.set(0);
+    }
+
+    fn pop(&self, class: SizeClass) -> *mut u8 {
+        let mut block = [null_mut(); 1];
+        self.pop_range(class, &mut block);
+        block[0]
+    }
+
+    fn pop_range(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        let mut header = self.region.header(class);
+        let n = usize::from(header.cur - LAYOUT.first(class)).min(out.len());
+        for block in &mut out[..n] {
+            header.cur -= 1;
+            // SAFETY: a slot of the class below `cur`; the cache is this thread's.
+            *block = unsafe { self.region.slot(header.cur).read() };
+        }
+        self.region.set_header(class, header);
+        n
+    }
+
+    fn push_range(&self, class: SizeClass, blocks: &[*mut u8]) -> usize {
+        let mut header = self.region.header(class);
+        let n = usize::from(header.end - header.cur).min(blocks.len());
+        for &block in blocks[..n].iter().rev() {
+            // SAFETY: a slot of the class below `end`; the cache is this thread's.
+            unsafe { self.region.slot(header.cur).write(block) };
+            header.cur += 1;
+        }
+        self.region.set_header(class, header);
+        n
+    }
+
+    /// Gives all blocks to the backend; how many.
+    fn flush(&self, backend: &impl Backend) -> usize {
+        let mut flushed = 0;
+        let mut blocks = [null_mut(); BATCH_MAX];
+        for class in 1..=CLASSES {
+            let class = SizeClass::try_from(class).unwrap_or(0);
+            loop {
+                let n = self.pop_range(class, &mut blocks);
+                if n == 0 {
+                    break;
+                }
+                backend.store(self.arena.load(Relaxed), class, &blocks[..n]);
+                flushed += n;
+            }
+        }
+        self.forget_blocks();
+        flushed
+    }
+}
+
+/// A cache in the hands of its owner.
+struct Own<'a> {
+    cache: &'a ThreadCache,
+    budget: usize,
+}
+
+impl Array for Own<'_> {
+    fn layout(&self) -> &'static Layout {
+        &LAYOUT
+    }
+
+    fn account(&self) -> &Account {
+        &self.cache.account
+    }
+
+    fn budget(&self) -> usize {
+        self.budget
+    }
+
+    fn arena(&self) -> usize {
+        self.cache.arena.load(Relaxed)
+    }
+
+    fn header(&self, class: SizeClass) -> Header {
+        self.cache.region.header(class)
+    }
+
+    fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool {
+        debug_assert_eq!(self.header(class), old);
+        self.cache.region.set_header(class, new);
+        true
+    }
+
+    fn pop_batch(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        self.cache.pop_range(class, out)
+    }
+
+    fn push_batch(&self, class: SizeClass, blocks: &[*mut u8]) -> usize {
+        self.cache.push_range(class, blocks)
+    }
+}
+
+/// The thread caches of a process. A cache once made stays in the list.
+pub(crate) struct ThreadCaches {
+    head: AtomicPtr<ThreadCache>,
+    /// Where the next search for a dead thread's cache starts.
+    probe: AtomicPtr<ThreadCache>,
+    budget: AtomicUsize,
+}
+
+impl ThreadCaches {
+    pub(crate) const fn new() -> Self {
+        ThreadCaches {
+            head: AtomicPtr::new(null_mut()),
+            probe: AtomicPtr::new(null_mut()),
+            budget: AtomicUsize::new(256 << 10),
+        }
+    }
+
+    /// Sets the bytes that the room of one thread may amount to.
+    pub(crate) fn set_budget(&self, bytes: usize) {
+        self.budget.store(bytes, Relaxed);
+    }
+
+    fn follow(link: &AtomicPtr<ThreadCache>) -> Option<&'static ThreadCache> {
+        // SAFETY: null, or a cache, which lives for good.
+        unsafe { link.load(Acquire).as_ref() }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &'static ThreadCache> {
+        core::iter::successors(Self::follow(&self.head), |cache| Self::follow(&cache.next))
+    }
+
+    /// A cache for the calling thread, which has none; null where there is no memory for one.
+    pub(crate) fn acquire(&self, backend: &impl Backend, arena: usize) -> *mut ThreadCache {
+        let Some(cache) = self.adopt(gettid()).or_else(|| self.create(backend, gettid())) else {
+            return null_mut();
+        };
+        cache.arena.store(arena, Relaxed);
+        core::ptr::from_ref(cache).cast_mut()
+    }
+
+    /// Takes over a cache without an owner, or that of a dead one: with this thread's id, or found
+    /// by a few probes.
+    fn adopt(&self, thread: u32) -> Option<&'static ThreadCache> {
+        let owned_by = |cache: &ThreadCache, dead: &dyn Fn(u32) -> bool| {
+            let owner = cache.owner.load(Acquire);
+            dead(thread_of(owner)) && cache.take_over(owner, thread)
+        };
+        let free = |id: u32| id == 0 || id == thread;
+        if let Some(cache) = self.iter().find(|cache| owned_by(cache, &free)) {
+            return Some(cache);
+        }
+        let mut link = Self::follow(&self.probe).or_else(|| Self::follow(&self.head));
+        for _ in 0..PROBES {
+            let cache = link?;
+            link = Self::follow(&cache.next);
+            self.probe.store(cache.next.load(Relaxed), Relaxed);
+            if owned_by(cache, &is_dead) {
+                return Some(cache);
+            }
+        }
+        None
+    }
+
+    fn create(&self, backend: &impl Backend, thread: u32) -> Option<&'static ThreadCache> {
+        let cache = backend.map(LAYOUT.bytes).cast::<ThreadCache>();
+        // SAFETY: null, or zeroed memory of at least a cache's size, which is a valid cache.
+        let made = unsafe { cache.as_ref() }?;
+        made.forget_blocks();
+        made.owner.store(u64::from(thread), Relaxed);
+        let link = |head| {
+            made.next.store(head, Relaxed);
+            Some(cache)
+        };
+        // The closure never says no.
+        let _ = self.head.fetch_update(Release, Relaxed, link);
+        Some(made)
+    }
+
+    /// A block of `class` from a thread's own cache; null where memory is out.
+    ///
+    /// # Safety
+    /// `cache` is the calling thread's and not in use further up its stack.
+    pub(crate) unsafe fn alloc(&self, backend: &impl Backend, cache: *mut ThreadCache, class: SizeClass) -> *mut u8 {
+        // SAFETY: caches live for good.
+        let cache = unsafe { &*cache };
+        let block = cache.pop(class);
+        if !block.is_null() {
+            return block;
+        }
+        room::refill(&Own { cache, budget: self.budget.load(Relaxed) }, backend, class)
+    }
+
+    /// Takes a block of `class` into a thread's own cache.
+    ///
+    /// # Safety
+    /// As [`ThreadCaches::alloc`]; the block is the caller's.
+    pub(crate) unsafe fn free(
+        &self,
+        backend: &impl Backend,
+        cache: *mut ThreadCache,
+        class: SizeClass,
+        block: *mut u8,
+    ) {
+        // SAFETY: caches live for good.
+        let cache = unsafe { &*cache };
+        if cache.push_range(class, &[block]) == 0 {
+            room::overflow(&Own { cache, budget: self.budget.load(Relaxed) }, backend, class, block);
+        }
+    }
+
+    /// Empties the calling thread's own cache; the number of blocks.
+    ///
+    /// # Safety
+    /// As [`ThreadCaches::alloc`].
+    pub(crate) unsafe fn flush(&self, backend: &impl Backend, cache: *mut ThreadCache) -> usize {
+        // SAFETY: caches live for good.
+        unsafe { &*cache }.flush(backend)
+    }
+
+    /// Empties the caches of dead threads; the number of blocks. For the background thread.
+    pub(crate) fn reap(&self, backend: &impl Backend) -> usize {
+        let mut flushed = 0;
+        for cache in self.iter() {
+            let owner = cache.owner.load(Acquire);
+            let thread = thread_of(owner);
+            if thread == 0 || thread == REAPER || !is_dead(thread) || !cache.take_over(owner, REAPER) {
+                continue;
+            }
+            flushed += cache.flush(backend);
+            cache.owner.store(((owner >> 32) + 2) << 32, Release);
+        }
+        flushed
+    }
+
+    /// In the child of a fork, whose only thread has `own` (null: none): it has a new id, and what
+    /// the other threads were doing to their caches is not known, so their blocks are lost to it.
+    pub(crate) fn fork_child(&self, own: *mut ThreadCache) {
+        for cache in self.iter() {
+            let is_own = core::ptr::eq(cache, own);
+            if !is_own {
+                cache.forget_blocks();
+            }
+            let generation = (cache.owner.load(Relaxed) >> 32) + 1;
+            let thread = if is_own { gettid() } else { 0 };
+            cache.owner.store(generation << 32 | u64::from(thread), Release);
+        }
+    }
+
+    /// Blocks of `class` in all thread caches, by a glance.
+    pub(crate) fn cached_blocks(&self, class: SizeClass) -> usize {
+        let blocks = |cache: &ThreadCache| cache.region.header(class).cur.saturating_sub(LAYOUT.first(class));
+        self.iter().map(|cache| usize::from(blocks(cache))).sum()
+    }
+
+    /// Bytes of room in all thread caches, by a glance.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.iter().map(|cache| cache.account.used()).sum()
+    }
+}
+
+fn gettid() -> u32 {
+    // SAFETY: no memory is passed.
+    let id = unsafe { syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) };
+    u32::try_from(id).unwrap_or(0)
+}
+
+/// Whether no thread of this process has the id.
+fn is_dead(thread: u32) -> bool {
+    // SAFETY: no memory is passed.
+    let process = unsafe { syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) };
+    // SAFETY: signal 0 only asks.
+    let r = unsafe { syscall(libc::SYS_tgkill, process.cast_unsigned(), thread as usize, 0, 0, 0, 0) };
+    r == -(libc::ESRCH as isize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::room::testing::Tokens;
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::vec::Vec;
+
+    fn alloc(caches: &ThreadCaches, tokens: &Tokens, cache: *mut ThreadCache, class: SizeClass) -> *mut u8 {
+        // SAFETY: each test gives a cache to one thread.
+        let block = unsafe { caches.alloc(tokens, cache, class) };
+        if !block.is_null() {
+            tokens.got(block);
+        }
+        block
+    }
+
+    fn free(caches: &ThreadCaches, tokens: &Tokens, cache: *mut ThreadCache, class: SizeClass, block: *mut u8) {
+        tokens.gives(block);
+        // SAFETY: as above.
+        unsafe { caches.free(tokens, cache, class, block) };
+    }
+
+    #[test]
+    fn blocks_stay_with_their_thread_within_its_budget() {
+        let (caches, tokens) = (ThreadCaches::new(), Tokens::new(&[4, 40, 72], 2000));
+        let cache = caches.acquire(&tokens, 0);
+        for class in [4, 40, 72, 4] {
+            let blocks: Vec<_> = (0..1000).map(|_| alloc(&caches, &tokens, cache, class)).collect();
+            assert!(blocks.iter().all(|b| !b.is_null()));
+            blocks.into_iter().for_each(|b| free(&caches, &tokens, cache, class, b));
+            assert!(caches.used_bytes() <= 256 << 10);
+        }
+        assert!(caches.cached_blocks(4) > 100 && caches.cached_blocks(4) <= 256);
+        let fetches = tokens.fetches.load(Relaxed);
+        let block = alloc(&caches, &tokens, cache, 4);
+        assert_eq!(tokens.fetches.load(Relaxed), fetches);
+        free(&caches, &tokens, cache, 4, block);
+        // SAFETY: the cache is this thread's.
+        assert!(unsafe { caches.flush(&tokens, cache) } > 100);
+        assert_eq!((tokens.missing(), tokens.doubled.load(Relaxed)), (0, 0));
+        assert_eq!(caches.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_dead_threads_cache_is_found_and_a_living_ones_is_left_alone() {
+        let (caches, tokens) = (ThreadCaches::new(), Tokens::new(&[4], 1000));
+        let mine = caches.acquire(&tokens, 0);
+        let block = alloc(&caches, &tokens, mine, 4);
+        free(&caches, &tokens, mine, 4, block);
+        let dead = std::thread::scope(|s| {
+            let theirs = s.spawn(|| {
+                let cache = caches.acquire(&tokens, 1);
+                let block = alloc(&caches, &tokens, cache, 4);
+                free(&caches, &tokens, cache, 4, block);
+                assert_eq!(caches.reap(&tokens), 0, "nobody is dead");
+                cache.addr()
+            });
+            theirs.join().unwrap()
+        });
+        assert_ne!(dead, mine.addr());
+        wait_for_exit(&caches, dead);
+        let heir = std::thread::scope(|s| s.spawn(|| caches.acquire(&tokens, 1).addr()).join().unwrap());
+        assert_eq!(heir, dead, "the new thread got the dead one's cache");
+        wait_for_exit(&caches, dead);
+        let cached = caches.cached_blocks(4);
+        assert!(caches.reap(&tokens) > 0);
+        assert!(caches.cached_blocks(4) > 0 && caches.cached_blocks(4) < cached);
+        assert_eq!(caches.reap(&tokens), 0);
+        let heir = std::thread::scope(|s| s.spawn(|| caches.acquire(&tokens, 1).addr()).join().unwrap());
+        assert_eq!((heir, caches.iter().count()), (dead, 2), "and once more after it was emptied");
+    }
+
+    /// A joined thread may still be on its way out of the kernel.
+    fn wait_for_exit(caches: &ThreadCaches, cache: usize) {
+        let cache = caches.iter().find(|c| core::ptr::from_ref(*c).addr() == cache).unwrap();
+        while !is_dead(thread_of(cache.owner.load(Acquire))) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_forked_child_keeps_its_own_and_forgets_the_others() {
+        let (caches, tokens) = (ThreadCaches::new(), Tokens::new(&[4], 1000));
+        let fill = |cache| {
+            let block = alloc(&caches, &tokens, cache, 4);
+            free(&caches, &tokens, cache, 4, block);
+        };
+        let mine = caches.acquire(&tokens, 0);
+        fill(mine);
+        let own = caches.cached_blocks(4);
+        std::thread::scope(|s| drop(s.spawn(|| fill(caches.acquire(&tokens, 1)))));
+        assert!(caches.cached_blocks(4) > own);
+        caches.fork_child(mine);
+        assert_eq!(caches.cached_blocks(4), own);
+        let other = std::thread::scope(|s| s.spawn(|| caches.acquire(&tokens, 1).addr()).join().unwrap());
+        assert!(other != mine.addr() && caches.iter().count() == 2);
+    }
+
+    #[test]
+    fn threads_that_come_and_go_lose_nothing() {
+        let (caches, tokens) = (ThreadCaches::new(), Tokens::new(&[4, 40], 5000));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let (caches, tokens, stop) = (&caches, &tokens, &stop);
+            s.spawn(move || {
+                while !stop.load(SeqCst) {
+                    caches.reap(tokens);
+                    std::thread::yield_now();
+                }
+            });
+            for _ in 0..60 {
+                let live: Vec<_> = (0..4).map(|_| s.spawn(move || churn(caches, tokens))).collect();
+                live.into_iter().for_each(|thread| thread.join().unwrap());
+            }
+            stop.store(true, SeqCst);
+        });
+        assert!(caches.iter().count() <= 16, "{} caches", caches.iter().count());
+        for cache in caches.iter() {
+            cache.flush(&tokens);
+        }
+        assert_eq!((tokens.missing(), tokens.doubled.load(Relaxed)), (0, 0));
+    }
+
+    fn churn(caches: &ThreadCaches, tokens: &Tokens) {
+        let cache = caches.acquire(tokens, 0);
+        for round in 0..50 {
+            let class = [4, 40][round % 2];
+            let blocks: Vec<_> = (0..round * 7).map(|_| alloc(caches, tokens, cache, class)).collect();
+            blocks.into_iter().filter(|b| !b.is_null()).for_each(|b| free(caches, tokens, cache, class, b));
+        }
+    }
+}
