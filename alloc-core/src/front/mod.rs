@@ -1,2 +1,3 @@
 //! front
 pub(crate) mod size_class;
+pub(crate) mod transfer;

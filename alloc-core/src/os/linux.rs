@@ -1,1 +1,840 @@
-//! Linux: raw system calls only.
+//! Linux: raw system calls only, since a program may define `mmap` or `write` itself. Nothing here
+//! touches `errno`, takes a lock or is a cancellation point. The libc crate gives constants.
+use core::arch::asm;
+use core::cell::UnsafeCell;
+use core::ffi::CStr;
+use core::sync::atomic::AtomicU32;
+
+use libc::c_long;
+
+use super::{Errno, Os, start};
+
+/// One system call. `nr` and the arguments are those of the kernel's ABI.
+///
+/// # Safety
+/// The call must be sound with these arguments: memory that it writes or unmaps is the caller's.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn syscall(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let result;
+    // SAFETY: the kernel clobbers rax, rcx and r11 only; the caller answers for the call itself.
+    unsafe {
+        asm!("syscall", inlateout("rax") nr => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _, options(nostack));
+    }
+    result
+}
+
+/// One system call. `nr` and the arguments are those of the kernel's ABI.
+///
+/// # Safety
+/// The call must be sound with these arguments: memory that it writes or unmaps is the caller's.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+unsafe fn syscall(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let result;
+    // SAFETY: the kernel clobbers x0 only; the caller answers for the call itself.
+    unsafe {
+        asm!("svc 0", in("x8") nr, inlateout("x0") a => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    result
+}
+
+fn check(result: isize) -> Result<usize, Errno> {
+    match i32::try_from(-result) {
+        Ok(errno @ 1..=4095) => Err(Errno(errno)),
+        _ => Ok(result.cast_unsigned()),
+    }
+}
+
+/// A C int, `PIDFD_SELF` or a signal among them, as the kernel expects it in a register.
+fn int(value: i32) -> usize {
+    (value as isize).cast_unsigned()
+}
+
+// Memory
+
+const RW: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+/// NORESERVE: the window is far larger than what is used of it.
+const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+
+/// Maps `len` zero bytes, readable and writable, where the kernel likes, at best at `hint`.
+pub(crate) fn map_anywhere(hint: usize, len: usize) -> Result<usize, Errno> {
+    // SAFETY: without MAP_FIXED a new mapping touches no other.
+    check(unsafe { syscall(libc::SYS_mmap, hint, len, RW, int(ANON), int(-1), 0) })
+}
+
+/// Maps `len` zero bytes, readable and writable, at exactly `addr`, where nothing may be mapped.
+pub(crate) fn map_fixed_noreplace(addr: usize, len: usize) -> Result<(), Errno> {
+    let flags = int(ANON | libc::MAP_FIXED_NOREPLACE);
+    // SAFETY: the flag forbids touching other mappings; kernels that do not know it read `addr` as a hint.
+    let got = check(unsafe { syscall(libc::SYS_mmap, addr, len, RW, flags, int(-1), 0) })?;
+    if got == addr {
+        return Ok(());
+    }
+    // Linux before 4.17 maps elsewhere.
+    // SAFETY: nobody has seen this mapping yet.
+    let _ = unsafe { unmap(got, len) };
+    Err(Errno(libc::EEXIST))
+}
+
+/// # Safety
+/// Nothing refers to the range any more.
+pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    check(unsafe { syscall(libc::SYS_munmap, addr, len, 0, 0, 0, 0) }).map(drop)
+}
+
+/// # Safety
+/// The range is the caller's, and so are its contents where the advice drops them.
+pub(crate) unsafe fn madvise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    check(unsafe { syscall(libc::SYS_madvise, addr, len, int(advice), 0, 0, 0) }).map(drop)
+}
+
+/// A range of `process_madvise`: the kernel's `struct iovec`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Range {
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+}
+
+/// Stands for this process where a pidfd is asked for (Linux 6.14 and later).
+pub(crate) const PIDFD_SELF: i32 = -10000;
+
+/// Advises many ranges of the process behind `pidfd` in one call; the result is the number of
+/// bytes advised, which may be less than all.
+///
+/// # Safety
+/// As for [`madvise`], for each range.
+pub(crate) unsafe fn process_madvise(
+    pidfd: i32,
+    ranges: &[Range],
+    advice: i32,
+) -> Result<usize, Errno> {
+    let at = ranges.as_ptr().addr();
+    // SAFETY: the kernel reads `ranges`; the rest is the caller's promise.
+    check(unsafe {
+        syscall(
+            libc::SYS_process_madvise,
+            int(pidfd),
+            at,
+            ranges.len(),
+            int(advice),
+            0,
+            0,
+        )
+    })
+}
+
+/// Which pages are resident: bit 0 of one byte a page.
+pub(crate) fn mincore(addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno> {
+    assert!(len.div_ceil(start::page_size()) <= pages.len());
+    let to = pages.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes a byte a page into `pages`, which is long enough.
+    check(unsafe { syscall(libc::SYS_mincore, addr, len, to, 0, 0, 0) }).map(drop)
+}
+
+/// Moves the pages of `[from, from + len)` over the mapping at `to`; `from` stays mapped, empty.
+///
+/// # Safety
+/// Both ranges are the caller's; nothing needs the contents of the target.
+pub(crate) unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<(), Errno> {
+    let flags = int(libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP);
+    // SAFETY: the caller's promise.
+    check(unsafe { syscall(libc::SYS_mremap, from, len, len, flags, to, 0) }).map(drop)
+}
+
+// Clock, threads
+
+#[repr(C)]
+struct Timespec {
+    sec: i64,
+    nsec: i64,
+}
+
+impl Timespec {
+    fn from_ms(ms: u64) -> Self {
+        Self {
+            sec: i64::try_from(ms / 1000).unwrap_or(i64::MAX),
+            nsec: (ms % 1000 * 1_000_000).cast_signed(),
+        }
+    }
+}
+
+/// Milliseconds of the coarse monotonic clock.
+pub(crate) fn now_ms() -> u64 {
+    let mut now = Timespec { sec: 0, nsec: 0 };
+    let to = (&raw mut now).expose_provenance();
+    // SAFETY: the kernel writes `now`.
+    let _ = unsafe {
+        syscall(
+            libc::SYS_clock_gettime,
+            int(libc::CLOCK_MONOTONIC_COARSE),
+            to,
+            0,
+            0,
+            0,
+            0,
+        )
+    };
+    now.sec.cast_unsigned() * 1000 + now.nsec.cast_unsigned() / 1_000_000
+}
+
+fn wait_on(word: &AtomicU32, op: i32, expected: u32, timeout_ms: Option<u64>) -> Result<(), Errno> {
+    let limit = timeout_ms.map(Timespec::from_ms);
+    let limit = limit
+        .as_ref()
+        .map_or(0, |limit| core::ptr::from_ref(limit).expose_provenance());
+    // SAFETY: the kernel only reads the word and the limit.
+    check(unsafe {
+        syscall(
+            libc::SYS_futex,
+            word.as_ptr().addr(),
+            int(op),
+            expected as usize,
+            limit,
+            0,
+            0,
+        )
+    })
+    .map(drop)
+}
+
+/// Sleeps while `word` is `expected`: until a wake, or `EAGAIN`, `EINTR`, `ETIMEDOUT`.
+pub(crate) fn futex_wait(
+    word: &AtomicU32,
+    expected: u32,
+    timeout_ms: Option<u64>,
+) -> Result<(), Errno> {
+    wait_on(
+        word,
+        libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+        expected,
+        timeout_ms,
+    )
+}
+
+/// Wakes up to `count` sleepers; the result is how many.
+pub(crate) fn futex_wake(word: &AtomicU32, count: u32) -> usize {
+    let op = int(libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG);
+    let count = count.min(i32::MAX.cast_unsigned()) as usize;
+    // SAFETY: the kernel uses the word's address as a key only.
+    check(unsafe { syscall(libc::SYS_futex, word.as_ptr().addr(), op, count, 0, 0, 0) })
+        .unwrap_or(0)
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the kernel's ids are C ints"
+)]
+pub(crate) fn gettid() -> i32 {
+    // SAFETY: takes no argument, changes nothing.
+    unsafe { syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) as i32 }
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the kernel's ids are C ints"
+)]
+pub(crate) fn getpid() -> i32 {
+    // SAFETY: takes no argument, changes nothing.
+    unsafe { syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) as i32 }
+}
+
+pub(crate) fn tgkill(pid: i32, tid: i32, signal: i32) -> Result<(), Errno> {
+    // SAFETY: what the signal does is decided by its handler.
+    check(unsafe { syscall(libc::SYS_tgkill, int(pid), int(tid), int(signal), 0, 0, 0) }).map(drop)
+}
+
+pub(crate) fn yield_now() {
+    // SAFETY: takes no argument, changes nothing.
+    let _ = unsafe { syscall(libc::SYS_sched_yield, 0, 0, 0, 0, 0, 0) };
+}
+
+/// The thread pointer: on x86-64 a thread without one (before libc has started) would fault here.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> usize {
+    let pointer;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the ABI keeps the thread pointer's own value at fs:0.
+    unsafe {
+        asm!("mov {}, qword ptr fs:[0]", out(reg) pointer, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: reads a register.
+    unsafe {
+        asm!("mrs {}, tpidr_el0", out(reg) pointer, options(nostack, preserves_flags, nomem));
+    }
+    pointer
+}
+
+const MEMBARRIER_RSEQ: i32 = 1 << 7;
+const MEMBARRIER_REGISTER_RSEQ: i32 = 1 << 8;
+const MEMBARRIER_FLAG_CPU: i32 = 1;
+
+/// Announces that [`rseq_fence`] will be used.
+pub(crate) fn rseq_fence_register() -> Result<(), Errno> {
+    // SAFETY: sets a flag of the process.
+    check(unsafe {
+        syscall(
+            libc::SYS_membarrier,
+            int(MEMBARRIER_REGISTER_RSEQ),
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
+    })
+    .map(drop)
+}
+
+/// Restarts the restartable sequences that run now, on `cpu` or everywhere, and is a full barrier
+/// for the threads that run there.
+pub(crate) fn rseq_fence(cpu: Option<usize>) -> Result<(), Errno> {
+    let flags = if cpu.is_some() {
+        MEMBARRIER_FLAG_CPU
+    } else {
+        0
+    };
+    // SAFETY: a barrier.
+    check(unsafe {
+        syscall(
+            libc::SYS_membarrier,
+            int(MEMBARRIER_RSEQ),
+            int(flags),
+            cpu.unwrap_or(0),
+            0,
+            0,
+            0,
+        )
+    })
+    .map(drop)
+}
+
+/// Registers (`flags` 0) or unregisters (`flags` 1) this thread's rseq area.
+///
+/// # Safety
+/// `area` is an rseq area of `len` bytes that stays valid while it is registered.
+pub(crate) unsafe fn rseq(
+    area: *mut u8,
+    len: usize,
+    flags: i32,
+    signature: u32,
+) -> Result<(), Errno> {
+    let area = area.expose_provenance();
+    // SAFETY: the caller's promise.
+    check(unsafe {
+        syscall(
+            libc::SYS_rseq,
+            area,
+            len,
+            int(flags),
+            signature as usize,
+            0,
+            0,
+        )
+    })
+    .map(drop)
+}
+
+/// The CPUs that this thread may run on, as a bit set; the result is the number of bytes written.
+pub(crate) fn sched_getaffinity(cpus: &mut [usize]) -> Result<usize, Errno> {
+    let to = cpus.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most the length given.
+    check(unsafe {
+        syscall(
+            libc::SYS_sched_getaffinity,
+            0,
+            size_of_val(cpus),
+            to,
+            0,
+            0,
+            0,
+        )
+    })
+}
+
+/// The soft and the hard limit of a resource (`RLIMIT_AS` and so on).
+pub(crate) fn rlimit(resource: u32) -> Result<(u64, u64), Errno> {
+    let mut limits = [0u64; 2];
+    let to = limits.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes two 64-bit values.
+    check(unsafe { syscall(libc::SYS_prlimit64, 0, resource as usize, 0, to, 0, 0) })?;
+    Ok((limits[0], limits[1]))
+}
+
+// Files
+
+/// One `write(2)`; the result is the number of bytes written.
+pub(crate) fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
+    // SAFETY: the kernel reads `bytes`.
+    check(unsafe {
+        syscall(
+            libc::SYS_write,
+            int(fd),
+            bytes.as_ptr().addr(),
+            bytes.len(),
+            0,
+            0,
+            0,
+        )
+    })
+}
+
+fn open(path: &CStr) -> Result<i32, Errno> {
+    let flags = int(libc::O_RDONLY | libc::O_CLOEXEC);
+    // SAFETY: the kernel reads the path up to its end.
+    let fd = check(unsafe {
+        syscall(
+            libc::SYS_openat,
+            int(libc::AT_FDCWD),
+            path.as_ptr().addr(),
+            flags,
+            0,
+            0,
+            0,
+        )
+    })?;
+    i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let to = buffer.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most the length given.
+    check(unsafe { syscall(libc::SYS_read, int(fd), to, buffer.len(), 0, 0, 0) })
+}
+
+/// Reads a small file (of `/proc` or `/sys`) up to its end or the end of the buffer; the result
+/// is the number of bytes. A full buffer may mean a longer file.
+pub(crate) fn read_file(path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let fd = open(path)?;
+    let mut len = 0;
+    let result = loop {
+        match read(fd, &mut buffer[len..]) {
+            Ok(0) => break Ok(len),
+            Ok(more) => len += more,
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => break Err(errno),
+        }
+    };
+    // SAFETY: the descriptor is ours and not used any more.
+    let _ = unsafe { syscall(libc::SYS_close, int(fd), 0, 0, 0, 0, 0) };
+    result
+}
+
+// Signals, the end
+
+/// A set of signals as the kernel has it: bit n - 1 is signal n.
+pub(crate) type SignalSet = u64;
+
+fn sigprocmask(how: i32, set: SignalSet) -> SignalSet {
+    let mut old = 0;
+    let set = (&raw const set).expose_provenance();
+    let to = (&raw mut old).expose_provenance();
+    // SAFETY: the kernel reads and writes eight bytes each.
+    let _ = unsafe {
+        syscall(
+            libc::SYS_rt_sigprocmask,
+            int(how),
+            set,
+            to,
+            size_of::<SignalSet>(),
+            0,
+            0,
+        )
+    };
+    old
+}
+
+/// Blocks every signal, also those that libc keeps for itself; the result is the mask before.
+pub(crate) fn block_signals() -> SignalSet {
+    sigprocmask(libc::SIG_SETMASK, !0)
+}
+
+/// Sets the mask back.
+pub(crate) fn restore_signals(mask: SignalSet) {
+    sigprocmask(libc::SIG_SETMASK, mask);
+}
+
+pub(crate) fn unblock_signal(signal: i32) {
+    sigprocmask(libc::SIG_UNBLOCK, 1 << (signal - 1));
+}
+
+/// Gives a signal its default action.
+pub(crate) fn default_action(signal: i32) {
+    // The kernel's struct of four words; an all-zero one is SIG_DFL without flags.
+    let action = [0usize; 4];
+    let from = action.as_ptr().addr();
+    // SAFETY: the kernel reads the struct; no handler stays behind that could be called wrongly.
+    let _ = unsafe {
+        syscall(
+            libc::SYS_rt_sigaction,
+            int(signal),
+            from,
+            0,
+            size_of::<SignalSet>(),
+            0,
+            0,
+        )
+    };
+}
+
+pub(crate) fn exit_group(code: i32) -> ! {
+    loop {
+        // SAFETY: ends the process.
+        let _ = unsafe { syscall(libc::SYS_exit_group, int(code), 0, 0, 0, 0, 0) };
+    }
+}
+
+// A thread that libc does not know
+
+/// Stands in for a thread's libc block: code of such a thread that reads the thread pointer, or
+/// a stack protector that reads its canary, finds memory there.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct TlsBlock(UnsafeCell<[usize; 2 * TLS_HALF]>);
+
+/// Words on each side of the thread pointer.
+const TLS_HALF: usize = 64;
+
+// SAFETY: written by `thread_pointer` only, whose caller has the block to itself.
+unsafe impl Sync for TlsBlock {}
+
+impl TlsBlock {
+    pub(crate) const fn new() -> Self {
+        Self(UnsafeCell::new([0; 2 * TLS_HALF]))
+    }
+
+    /// What [`spawn_raw`] takes: the block's middle, which holds its own address twice, as the
+    /// x86-64 ABI and glibc have it.
+    ///
+    /// # Safety
+    /// No thread uses the block.
+    pub(crate) unsafe fn thread_pointer(&'static self) -> *mut u8 {
+        // SAFETY: nobody else looks at the block, says the caller.
+        let words = unsafe { &mut *self.0.get() };
+        let middle = (&raw mut words[TLS_HALF]).cast::<u8>();
+        words[TLS_HALF] = middle.expose_provenance();
+        words[TLS_HALF + 2] = middle.addr();
+        middle
+    }
+}
+
+const CLONE: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
+
+/// Starts a thread that libc does not know, with every signal blocked. `tid` holds its id while
+/// it lives and 0 afterwards ([`wait_for_exit`]); the child of a fork has to reset it. The result
+/// is the id.
+///
+/// # Safety
+/// `stack_top` is the aligned upper end of a stack, and `thread_pointer` of a [`TlsBlock`], that
+/// no thread uses. `entry` accepts `arg`, calls nothing of libc and uses no thread-local variable.
+pub(crate) unsafe fn spawn_raw(
+    stack_top: *mut u8,
+    thread_pointer: *mut u8,
+    entry: extern "C" fn(*mut u8),
+    arg: *mut u8,
+    tid: &'static AtomicU32,
+) -> Result<i32, Errno> {
+    debug_assert!(stack_top.addr().is_multiple_of(16));
+    let frame = stack_top.wrapping_sub(16).cast::<usize>();
+    // SAFETY: the stack is ours, and larger than this.
+    unsafe {
+        frame
+            .cast::<[usize; 2]>()
+            .write([entry as *const () as usize, arg.expose_provenance()])
+    };
+    let mask = block_signals();
+    // SAFETY: the frame holds what the new thread pops; the rest is the caller's promise.
+    let result = unsafe { clone_thread(frame, thread_pointer, tid.as_ptr()) };
+    restore_signals(mask);
+    check(result).map(|tid| i32::try_from(tid).unwrap_or(i32::MAX))
+}
+
+/// # Safety
+/// `frame` is the lower end of a stack's top 16 bytes, which hold a function and its argument.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone_thread(frame: *mut usize, thread_pointer: *mut u8, tid: *mut u32) -> isize {
+    let result;
+    // SAFETY: the new thread has its own stack and leaves by `exit`; the old one sees a system call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "pop rax",
+            "pop rdi",
+            "call rax",
+            "xor edi, edi",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "2:",
+            exit = const libc::SYS_exit,
+            inlateout("rax") libc::SYS_clone => result,
+            in("rdi") int(CLONE), in("rsi") frame, in("rdx") tid, in("r10") tid, in("r8") thread_pointer,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// # Safety
+/// `frame` is the lower end of a stack's top 16 bytes, which hold a function and its argument.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone_thread(frame: *mut usize, thread_pointer: *mut u8, tid: *mut u32) -> isize {
+    let result;
+    // SAFETY: the new thread has its own stack and leaves by `exit`; the old one sees a system call.
+    unsafe {
+        asm!(
+            "svc 0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x30, xzr",
+            "ldp x1, x0, [sp], #16",
+            "blr x1",
+            "mov x0, xzr",
+            "mov x8, {exit}",
+            "svc 0",
+            "brk 1",
+            "2:",
+            exit = const libc::SYS_exit,
+            in("x8") libc::SYS_clone, inlateout("x0") int(CLONE) => result,
+            in("x1") frame, in("x2") tid, in("x3") thread_pointer, in("x4") tid,
+            // The call is on the other side: here nothing but the link register is in doubt.
+            lateout("x30") _,
+        );
+    }
+    result
+}
+
+/// Sleeps until the thread of [`spawn_raw`] has left its stack, at most `timeout_ms`; false where
+/// it has not.
+pub(crate) fn wait_for_exit(tid: &AtomicU32, timeout_ms: u64) -> bool {
+    let until = now_ms().saturating_add(timeout_ms);
+    loop {
+        let (now, id) = (now_ms(), tid.load(core::sync::atomic::Ordering::Acquire));
+        if id == 0 || now >= until {
+            return id == 0;
+        }
+        // The kernel's own wake at a thread's end is not a private one.
+        let _ = wait_on(tid, libc::FUTEX_WAIT, id, Some(until - now));
+    }
+}
+
+/// The kernel that this process runs on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Linux;
+
+impl Os for Linux {
+    #[inline]
+    fn page_size(&self) -> usize {
+        start::page_size()
+    }
+
+    fn map_at(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        map_fixed_noreplace(addr, len)
+    }
+
+    unsafe fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { unmap(addr, len) }
+    }
+
+    unsafe fn purge(&self, addr: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { madvise(addr, len, libc::MADV_DONTNEED) }
+    }
+
+    fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno> {
+        mincore(addr, len, pages)
+    }
+
+    unsafe fn move_pages(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { move_pages(from, to, len) }
+    }
+
+    fn now_ms(&self) -> u64 {
+        now_ms()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+    use std::vec;
+
+    fn bytes(addr: usize, len: usize) -> &'static mut [u8] {
+        // SAFETY: the test maps the range and has it to itself.
+        unsafe {
+            core::slice::from_raw_parts_mut(core::ptr::with_exposed_provenance_mut(addr), len)
+        }
+    }
+
+    #[test]
+    fn maps_purges_moves_unmaps() {
+        let page = Linux.page_size();
+        let len = 4 * page;
+        let from = crate::os::fake::free_window(1 << 20);
+        let to = from + len;
+        Linux.map_at(from, len).unwrap();
+        Linux.map_at(to, len).unwrap();
+        assert_eq!(Linux.map_at(from + page, page), Err(Errno(libc::EEXIST)));
+        bytes(from, len).fill(7);
+        let mut pages = [0; 4];
+        Linux.resident(from, len, &mut pages).unwrap();
+        assert!(pages.iter().all(|page| page & 1 == 1));
+        // SAFETY: the ranges are the test's.
+        unsafe { Linux.move_pages(from, to, len) }.unwrap();
+        assert_eq!((bytes(from, len)[0], bytes(to, len)[len - 1]), (0, 7));
+        // SAFETY: as above.
+        unsafe { Linux.purge(to, len) }.unwrap();
+        assert!(bytes(to, len).iter().all(|&byte| byte == 0));
+        // SAFETY: as above.
+        unsafe { Linux.unmap(from, 2 * len) }.unwrap();
+        assert_eq!(
+            Linux.resident(from, len, &mut pages),
+            Err(Errno(libc::ENOMEM))
+        );
+    }
+
+    #[test]
+    fn advises_many_ranges_of_itself() {
+        let page = Linux.page_size();
+        let addr = map_anywhere(0, 4 * page).unwrap();
+        bytes(addr, 4 * page).fill(7);
+        let ranges = [
+            Range { addr, len: page },
+            Range {
+                addr: addr + 2 * page,
+                len: page,
+            },
+        ];
+        // SAFETY: the ranges are the test's.
+        let pidfd = unsafe { syscall(libc::SYS_pidfd_open, int(getpid()), 0, 0, 0, 0, 0) };
+        for fd in [i32::try_from(pidfd).unwrap(), PIDFD_SELF] {
+            bytes(addr, 4 * page).fill(7);
+            // SAFETY: as above.
+            match unsafe { process_madvise(fd, &ranges, libc::MADV_DONTNEED) } {
+                Ok(advised) => {
+                    assert_eq!(advised, 2 * page);
+                    assert_eq!(
+                        [0, 1, 2, 3].map(|i| bytes(addr, 4 * page)[i * page]),
+                        [0, 7, 0, 7]
+                    );
+                }
+                // Before 6.14 (the number is no descriptor), 6.13 (the advice is refused), 5.10 (no such call).
+                Err(Errno(errno)) => {
+                    assert!([libc::EBADF, libc::EINVAL, libc::ENOSYS].contains(&errno))
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { unmap(addr, 4 * page) }.unwrap();
+    }
+
+    #[test]
+    fn reads_small_files_and_facts() {
+        let mut buffer = [0; 64];
+        let len = read_file(c"/proc/self/comm", &mut buffer).unwrap();
+        assert_eq!(buffer[..len], std::fs::read("/proc/self/comm").unwrap());
+        assert_eq!(read_file(c"/proc/self/comm", &mut buffer[..2]), Ok(2));
+        assert_eq!(
+            read_file(c"/nonexistent", &mut buffer),
+            Err(Errno(libc::ENOENT))
+        );
+        assert_eq!(getpid().cast_unsigned(), std::process::id());
+        let (soft, hard) = rlimit(libc::RLIMIT_NOFILE).unwrap();
+        assert!(soft > 0 && soft <= hard);
+        let mut cpus = [0; 128];
+        let len = sched_getaffinity(&mut cpus).unwrap();
+        assert!(len.is_multiple_of(8) && cpus.iter().any(|&word| word != 0));
+    }
+
+    #[test]
+    fn the_clock_runs() {
+        let before = now_ms();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!((40..5000).contains(&(now_ms() - before)));
+    }
+
+    #[test]
+    fn sleepers_wake_and_time_out() {
+        let word = AtomicU32::new(1);
+        assert_eq!(futex_wait(&word, 0, None), Err(Errno(libc::EAGAIN)));
+        assert_eq!(futex_wait(&word, 1, Some(5)), Err(Errno(libc::ETIMEDOUT)));
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| futex_wait(&word, 1, Some(60_000)));
+            while futex_wake(&word, 1) == 0 {
+                yield_now();
+            }
+            assert_eq!(sleeper.join().unwrap(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn fences_need_registration_only() {
+        rseq_fence_register().unwrap();
+        rseq_fence(None).unwrap();
+        rseq_fence(Some(0)).unwrap();
+    }
+
+    struct Seen {
+        thread_pointer: usize,
+        tid: i32,
+        mask: SignalSet,
+    }
+
+    extern "C" fn look(arg: *mut u8) {
+        let seen = Seen {
+            thread_pointer: thread_pointer(),
+            tid: gettid(),
+            mask: sigprocmask(libc::SIG_BLOCK, 0),
+        };
+        // SAFETY: the test waits for this thread's end before it looks.
+        unsafe { arg.cast::<Seen>().write(seen) };
+    }
+
+    #[test]
+    fn a_raw_thread_runs_and_ends() {
+        static TLS: TlsBlock = TlsBlock::new();
+        static TID: AtomicU32 = AtomicU32::new(0);
+        let mask = sigprocmask(libc::SIG_BLOCK, 0);
+        let mut stack = vec![0u128; 4096];
+        for _ in 0..100 {
+            let seen = Box::into_raw(Box::new(Seen {
+                thread_pointer: 0,
+                tid: 0,
+                mask: 0,
+            }));
+            let top = stack.as_mut_ptr_range().end.cast();
+            // SAFETY: the thread before has ended; `look` uses nothing of libc.
+            let pointer = unsafe { TLS.thread_pointer() };
+            // SAFETY: as above.
+            let tid = unsafe { spawn_raw(top, pointer, look, seen.cast(), &TID) }.unwrap();
+            assert!(wait_for_exit(&TID, 60_000));
+            // SAFETY: the thread has ended.
+            let seen = unsafe { Box::from_raw(seen) };
+            assert_eq!((seen.thread_pointer, seen.tid), (pointer.addr(), tid));
+            let never = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
+            assert_eq!(seen.mask, !never);
+        }
+        assert_eq!(sigprocmask(libc::SIG_BLOCK, 0), mask);
+    }
+}

@@ -1,6 +1,11 @@
 //! The one place for system calls: the [`Os`] trait that the page layer is written against, the
 //! Linux implementation, and the fake kernel and clock of the tests.
+#![allow(dead_code, reason = "the layers that use it are being wired")]
+#[cfg(test)]
+pub(crate) mod fake;
+pub(crate) mod fork;
 pub(crate) mod linux;
+pub(crate) mod start;
 
 /// A system call's error number (`ENOMEM` and so on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
