@@ -85,7 +85,7 @@ pub unsafe fn free(p: *mut u8) {
     let code = HEAP.pages.space.window.code_of(p.addr());
     // SAFETY: the code is that of the block's page, and the caller gave the block up.
     if !unsafe { front::free(code, p) } {
-        free_uncached(code, p);
+        free_uncached(p, code);
     }
 }
 
@@ -102,7 +102,11 @@ pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
 
 #[cold]
 #[inline(never)]
-fn free_uncached(code: u8, p: *mut u8) {
+fn free_uncached(p: *mut u8, code: u8) {
+    // SAFETY: the caller of `free` gave the block up.
+    if unsafe { front::free_slow(code, p) } {
+        return;
+    }
     if code == LARGE {
         // SAFETY: the caller of `free` gave the block up.
         unsafe { HEAP.free_large(p) };

@@ -1,6 +1,5 @@
 //! The end of the line: one line on stderr by one `write(2)`, then an abort. Allocates nothing and
 //! takes no lock, since whatever called it may hold any.
-#![allow(dead_code, reason = "the layers that use it are being wired")]
 use crate::os::linux;
 
 const HINT: &str = "the program has damaged its heap; AddressSanitizer or valgrind shows where";

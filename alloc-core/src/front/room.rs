@@ -8,14 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use super::rseq::Header;
 use super::size_class::{CLASS_BYTES, CLASSES, SizeClass, class_bytes};
-
-/// Most blocks that move between a cache and what is below at once.
-pub(crate) const BATCH_MAX: usize = 32;
-
-/// Blocks of `class` that move at once: as many as make 64 KiB.
-pub(crate) fn batch(class: SizeClass) -> usize {
-    ((64 << 10) / class_bytes(class).max(1)).clamp(1, BATCH_MAX)
-}
+pub(crate) use super::transfer::{BATCH_MAX, batch_len as batch};
 
 /// What the caches get their memory and their blocks from.
 pub(crate) trait Backend {

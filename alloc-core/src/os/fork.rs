@@ -121,10 +121,8 @@ mod tests {
         }
         let mut status = -1;
         // SAFETY: `status` outlives the call.
-        assert_eq!(
-            unsafe { libc::waitpid(pid_seen, &raw mut status, 0) },
-            pid_seen
-        );
+        let waited = unsafe { libc::waitpid(pid_seen, &raw mut status, 0) };
+        assert_eq!(waited, pid_seen);
         assert_eq!(status, 0);
         // Other tests fork too.
         assert!(calls()[0] > before[0] && calls()[1] > before[1]);

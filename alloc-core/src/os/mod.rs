@@ -1,6 +1,5 @@
 //! The one place for system calls: the [`Os`] trait that the page layer is written against, the
 //! Linux implementation, and the fake kernel and clock of the tests.
-#![allow(dead_code, reason = "the layers that use it are being wired")]
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod fork;

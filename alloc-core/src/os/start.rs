@@ -28,8 +28,8 @@ macro_rules! weak {
     }};
 }
 
-const AT_RSEQ_FEATURE_SIZE: usize = 27;
-const AT_RSEQ_ALIGN: usize = 28;
+const AT_RSEQ_FEATURE_SIZE: u64 = 27;
+const AT_RSEQ_ALIGN: u64 = 28;
 
 /// What the kernel told this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,15 +46,15 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    fn find(value: impl Fn(usize) -> Option<usize>) -> Option<Self> {
-        let page_size = value(libc::AT_PAGESZ as usize).filter(|size| size.is_power_of_two())?;
-        let random = value(libc::AT_RANDOM as usize).map_or([0; 16], |at| {
+    fn find(value: impl Fn(u64) -> Option<usize>) -> Option<Self> {
+        let page_size = value(libc::AT_PAGESZ).filter(|size| size.is_power_of_two())?;
+        let random = value(libc::AT_RANDOM).map_or([0; 16], |at| {
             // SAFETY: the kernel put the bytes on the first stack, which stays.
             unsafe { core::ptr::with_exposed_provenance::<[u8; 16]>(at).read() }
         });
         Some(Self {
             page_size,
-            secure: value(libc::AT_SECURE as usize).is_none_or(|secure| secure != 0),
+            secure: value(libc::AT_SECURE).is_none_or(|secure| secure != 0),
             rseq_feature_size: value(AT_RSEQ_FEATURE_SIZE).unwrap_or(0),
             rseq_align: value(AT_RSEQ_ALIGN).unwrap_or(0),
             random,
@@ -69,7 +69,7 @@ impl Facts {
                 // SAFETY: the vector is pairs of words that end in one whose key is 0.
                 match unsafe { at.read() } {
                     [0, _] => return None,
-                    [found, value] if found == key => return Some(value),
+                    [found, value] if found as u64 == key => return Some(value),
                     _ => at = at.wrapping_add(1),
                 }
             }
@@ -90,7 +90,7 @@ impl Facts {
             });
             words
                 .take_while(|pair| pair.0 != 0)
-                .find(|pair| pair.0 == key)
+                .find(|pair| pair.0 as u64 == key)
                 .map(|pair| pair.1)
         })
     }
@@ -203,12 +203,8 @@ fn skip_environment(envp: *const usize) -> *const [usize; 2] {
 /// stays where it is for as long as the program does not change that variable.
 pub(crate) fn env(name: &[u8]) -> Option<&'static [u8]> {
     let symbol = weak!("environ").cast::<*const *const c_char>();
-    // SAFETY: the symbol, where it exists, is a pointer variable.
-    let list = if symbol.is_null() {
-        core::ptr::null()
-    } else {
-        unsafe { symbol.read() }
-    };
+    // SAFETY: null, or the address of a pointer variable.
+    let list = unsafe { symbol.as_ref() }.map_or(core::ptr::null(), |list| *list);
     // libc sets it late: earlier there is the kernel's list.
     let list = if list.is_null() {
         Start::find()?.envp
@@ -293,10 +289,7 @@ mod tests {
         // SAFETY: asks for a value.
         let libc_says = |key| usize::try_from(unsafe { libc::getauxval(key) }).unwrap();
         assert_eq!(facts.page_size, libc_says(libc::AT_PAGESZ));
-        assert_eq!(
-            facts.rseq_feature_size,
-            libc_says(AT_RSEQ_FEATURE_SIZE as u64)
-        );
+        assert_eq!(facts.rseq_feature_size, libc_says(AT_RSEQ_FEATURE_SIZE));
         assert!(!facts.secure);
         assert_ne!(facts.random, [0; 16]);
         assert_eq!(page_size(), facts.page_size);

@@ -20,7 +20,7 @@ const HELD_WAITED: u32 = 2;
 const FORK: u32 = 3;
 
 /// A critical section is some tens of instructions: waiting longer than this is the scheduler's.
-const SPINS: u32 = if cfg!(loom) { 0 } else { 60 };
+const SPINS: u32 = if cfg!(loom) { 1 } else { 60 };
 
 /// A lock without data.
 #[derive(Debug)]
@@ -120,7 +120,8 @@ impl RawLock {
     fn acquire_for_fork(&self) {
         let entry = self.acquire();
         debug_assert_eq!(entry, Entry::Holder);
-        self.0.word().store(FORK, Relaxed);
+        // A store would do; loom does not order one after a waiter's exchange.
+        self.0.word().swap(FORK, Relaxed);
     }
 
     /// A lock that came into the list after the fork began is left as it is.
@@ -342,11 +343,13 @@ mod tests {
         std::thread::scope(|scope| {
             let guard = MUTEX.lock();
             let waiter = scope.spawn(|| {
-                // SAFETY: the address of this thread's errno is always valid.
-                unsafe { *libc::__errno_location() = 77 };
+                // SAFETY: a thread has one.
+                let errno = unsafe { libc::__errno_location() };
+                // SAFETY: it is this thread's.
+                unsafe { errno.write(77) };
                 drop(MUTEX.lock());
                 // SAFETY: as above.
-                unsafe { *libc::__errno_location() }
+                unsafe { errno.read() }
             });
             std::thread::sleep(std::time::Duration::from_millis(20));
             drop(guard);
@@ -407,17 +410,18 @@ mod tests {
             let forkers: Vec<_> = (0..2)
                 .map(|_| scope.spawn(|| (0..20).map(|_| fork_once()).collect::<Vec<_>>()))
                 .collect();
-            for pid in forkers
+            let pids: Vec<_> = forkers
                 .into_iter()
-                .flat_map(|forker| forker.join().unwrap())
-            {
+                .map(|forker| forker.join().unwrap())
+                .collect();
+            stop.store(true, Relaxed);
+            for pid in pids.into_iter().flatten() {
                 assert!(pid > 0);
                 let mut status = -1;
                 // SAFETY: `status` outlives the call.
-                assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-                assert_eq!(status, 0, "child {pid}");
+                let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+                assert_eq!((waited, status), (pid, 0));
             }
-            stop.store(true, Relaxed);
         });
         step();
     }
@@ -445,7 +449,12 @@ mod loom_tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A cell and what should be in it, seen by loom.
+    fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.check(model);
+    }
+
     fn add(mutex: &Mutex<u32>) {
         let mut guard = mutex.lock();
         *guard += 1;
@@ -453,7 +462,7 @@ mod loom_tests {
 
     #[test]
     fn loom_two_threads_exclude_each_other() {
-        loom::model(|| {
+        check(5, || {
             let mutex = Arc::new(Mutex::new(0));
             let other = Arc::clone(&mutex);
             let thread = thread::spawn(move || {
@@ -469,16 +478,16 @@ mod loom_tests {
 
     #[test]
     fn loom_no_wakeup_is_lost() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(|| {
+        check(4, || {
             let mutex = Arc::new(Mutex::new(0));
             let threads = [(); 2].map(|()| {
                 let mutex = Arc::clone(&mutex);
                 thread::spawn(move || add(&mutex))
             });
             add(&mutex);
-            threads.map(|thread| thread.join().unwrap());
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
             assert_eq!(*mutex.lock(), 3);
         });
     }
@@ -512,7 +521,7 @@ mod loom_tests {
 
     #[test]
     fn loom_the_parent_passes_through_and_releases() {
-        loom::model(|| {
+        check(5, || {
             let pair = Arc::new(Pair::new(0));
             let other = Arc::clone(&pair);
             let worker = thread::spawn(move || {
@@ -533,7 +542,7 @@ mod loom_tests {
 
     #[test]
     fn loom_the_child_gets_free_locks_and_whole_data() {
-        loom::model(|| {
+        check(5, || {
             let pair = Arc::new(Pair::new(0));
             let other = Arc::clone(&pair);
             let worker = thread::spawn(move || {
@@ -560,9 +569,7 @@ mod loom_tests {
 
     #[test]
     fn loom_two_threads_fork() {
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(|| {
+        check(5, || {
             let pair = Arc::new(Pair::new(0));
             let other = Arc::clone(&pair);
             let fork = |pair: &Pair| {
@@ -575,6 +582,24 @@ mod loom_tests {
             fork(&pair);
             thread.join().unwrap();
             assert_eq!(pair.step(), 5);
+        });
+    }
+
+    #[test]
+    fn loom_forks_with_different_locks_take_turns() {
+        check(5, || {
+            let pair = Arc::new(Pair::new(0));
+            let other = Arc::clone(&pair);
+            let fork = |mutex: &Mutex<u32>| {
+                gate().enter(core::iter::once(mutex.raw()));
+                add(mutex);
+                add(mutex);
+                gate().leave(Side::Parent, core::iter::once(mutex.raw()));
+                assert_eq!(*mutex.try_lock().unwrap(), 2);
+            };
+            let thread = thread::spawn(move || fork(&other.left));
+            fork(&pair.right);
+            thread.join().unwrap();
         });
     }
 }

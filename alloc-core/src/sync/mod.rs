@@ -1,7 +1,6 @@
 //! The one place that names synchronisation primitives: core's as shipped, loom's under
 //! `cfg(loom)`, so that the code under test is the code shipped. loom's are made at run time:
 //! a type that has one is built by [`const_fn!`] and is no `static` in a loom build.
-#![allow(dead_code, reason = "the layers that use it are being wired")]
 pub(crate) mod lock;
 pub(crate) mod passage;
 
