@@ -6,11 +6,12 @@
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize};
 
-use super::rseq::{self, BEFORE, Entry, Header, Region};
 use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
+use super::rseq::{self, BEFORE, Entry, Header, Region};
 use super::size_class::{CLASSES, SizeClass, class_bytes};
+use super::tls::RseqArea;
 use crate::os::linux::syscall;
 
 /// The slots of a region.
@@ -36,12 +37,18 @@ enum State {
 
 impl State {
     const fn entry(self) -> *mut Region {
-        (&raw const EMPTY).cast::<u64>().wrapping_add(8 + self as usize).cast_mut().cast()
+        (&raw const EMPTY)
+            .cast::<u64>()
+            .wrapping_add(8 + self as usize)
+            .cast_mut()
+            .cast()
     }
 
     /// The state that an entry stands for; `None`: it is a region.
     fn of(entry: *mut Region) -> Option<State> {
-        [State::Absent, State::Parked, State::Busy, State::Creating].into_iter().find(|s| s.entry() == entry)
+        [State::Absent, State::Parked, State::Busy, State::Creating]
+            .into_iter()
+            .find(|s| s.entry() == entry)
     }
 }
 
@@ -66,7 +73,7 @@ pub(crate) struct CpuCaches {
     initialising: AtomicU32,
     budget: AtomicUsize,
     /// Where the CPU index is in the rseq area.
-    index_field: AtomicU32,
+    index_field: AtomicIsize,
     can_drain: AtomicU32,
     /// Held by the one that drains or forks.
     owner_lock: AtomicU32,
@@ -80,7 +87,7 @@ impl CpuCaches {
             count: AtomicUsize::new(0),
             initialising: AtomicU32::new(0),
             budget: AtomicUsize::new(8 << 20),
-            index_field: AtomicU32::new(0),
+            index_field: AtomicIsize::new(0),
             can_drain: AtomicU32::new(0),
             owner_lock: AtomicU32::new(0),
         }
@@ -128,7 +135,8 @@ impl CpuCaches {
 
     fn make_table(&self, backend: &impl Backend, many_nodes: bool) -> bool {
         let count = possible_cpus();
-        let table_bytes = ((BEFORE + count) * size_of::<Entry>()).next_multiple_of(align_of::<Cpu>());
+        let table_bytes =
+            ((BEFORE + count) * size_of::<Entry>()).next_multiple_of(align_of::<Cpu>());
         let base = backend.map(table_bytes + count * size_of::<Cpu>());
         if base.is_null() {
             return false;
@@ -136,13 +144,19 @@ impl CpuCaches {
         let table = base.cast::<Entry>();
         for i in 0..BEFORE + count {
             // SAFETY: inside the new mapping, aligned, and nobody else has it yet.
-            unsafe { table.add(i).write(AtomicPtr::new(State::Absent.entry())) };
+            unsafe {
+                table
+                    .wrapping_add(i)
+                    .write(AtomicPtr::new(State::Absent.entry()))
+            };
         }
-        let field = rseq::index_field(many_nodes);
-        self.index_field.store(u32::try_from(field).unwrap_or(0), Relaxed);
-        self.can_drain.store(u32::from(rseq::register_fence()), Relaxed);
+        self.index_field
+            .store(rseq::index_field(many_nodes), Relaxed);
+        self.can_drain
+            .store(u32::from(rseq::register_fence()), Relaxed);
         // Zero bytes are a valid `Cpu`.
-        self.cpus.store(base.wrapping_add(table_bytes).cast(), Relaxed);
+        self.cpus
+            .store(base.wrapping_add(table_bytes).cast(), Relaxed);
         self.table.store(table, Release);
         self.count.store(count, Release);
         true
@@ -151,19 +165,19 @@ impl CpuCaches {
     /// Lets the calling thread use the caches, after [`CpuCaches::init`]; false where the kernel or
     /// the C library did not register it.
     pub(crate) fn attach_thread(&self) -> bool {
-        rseq::attach(self.index_field.load(Relaxed) as isize)
+        rseq::attach(self.index_field.load(Relaxed))
     }
 
     fn entry(&self, cpu: usize) -> &Entry {
         assert!(cpu < self.count());
         // SAFETY: the table has this many entries, and lives for good.
-        unsafe { &*self.table().add(BEFORE + cpu) }
+        unsafe { &*self.table().wrapping_add(BEFORE + cpu) }
     }
 
     fn cpu(&self, cpu: usize) -> &Cpu {
         assert!(cpu < self.count());
         // SAFETY: as many CPUs as entries, in zeroed memory, for good.
-        unsafe { &*self.cpus.load(Relaxed).add(cpu) }
+        unsafe { &*self.cpus.load(Relaxed).wrapping_add(cpu) }
     }
 
     fn region(&self, cpu: usize) -> Option<&Region> {
@@ -173,7 +187,9 @@ impl CpuCaches {
 
     /// Moves `cpu` from one entry to another; false if it had left the first.
     fn transition(&self, cpu: usize, from: *mut Region, to: *mut Region) -> bool {
-        self.entry(cpu).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
+        self.entry(cpu)
+            .compare_exchange(from, to, AcqRel, Relaxed)
+            .is_ok()
     }
 
     /// The cache of `cpu`, made or taken up again if it has to be; `None` where there is none to
@@ -188,24 +204,37 @@ impl CpuCaches {
             Some(State::Busy | State::Creating) => return None,
             Some(State::Absent) if self.region(cpu).is_none() => self.create(backend, cpu)?,
             Some(State::Absent | State::Parked) => {
-                self.transition(cpu, entry, self.cpu(cpu).region.load(Acquire)).then_some(())?;
+                self.transition(cpu, entry, self.cpu(cpu).region.load(Acquire))
+                    .then_some(())?;
             }
         }
-        Some(OnCpu { caches: self, cpu, region: self.region(cpu)? })
+        Some(OnCpu {
+            caches: self,
+            cpu,
+            region: self.region(cpu)?,
+        })
     }
 
     fn create(&self, backend: &impl Backend, cpu: usize) -> Option<()> {
-        self.transition(cpu, State::Absent.entry(), State::Creating.entry()).then_some(())?;
+        self.transition(cpu, State::Absent.entry(), State::Creating.entry())
+            .then_some(())?;
         let region = backend.map(LAYOUT.bytes).cast::<Region>();
         // SAFETY: null, or zeroed memory of at least a region's size that nobody else has yet.
         let made = unsafe { region.as_ref() };
         if let Some(made) = made {
             empty_headers(made);
             // A fork may have taken the entry, and another thread may have made a region since.
-            let _ = self.cpu(cpu).region.compare_exchange(null_mut(), region, AcqRel, Relaxed);
+            let _ = self
+                .cpu(cpu)
+                .region
+                .compare_exchange(null_mut(), region, AcqRel, Relaxed);
         }
         let made = self.cpu(cpu).region.load(Acquire);
-        let entry = if made.is_null() { State::Absent.entry() } else { made };
+        let entry = if made.is_null() {
+            State::Absent.entry()
+        } else {
+            made
+        };
         (self.transition(cpu, State::Creating.entry(), entry) && !made.is_null()).then_some(())
     }
 
@@ -216,11 +245,21 @@ impl CpuCaches {
         };
         let mut block = [null_mut(); 1];
         // What was parked may have what we need.
-        if array.pop_batch(class, &mut block) == 1 { block[0] } else { room::refill(&array, backend, class) }
+        if array.pop_batch(class, &mut block) == 1 {
+            block[0]
+        } else {
+            room::refill(&array, backend, class)
+        }
     }
 
     /// Takes a block of `class` from a thread on `cpu` that found no room for it.
-    pub(crate) fn overflow(&self, backend: &impl Backend, cpu: usize, class: SizeClass, block: *mut u8) {
+    pub(crate) fn overflow(
+        &self,
+        backend: &impl Backend,
+        cpu: usize,
+        class: SizeClass,
+        block: *mut u8,
+    ) {
         match self.open(backend, cpu) {
             None => backend.store(cpu, class, &[block]),
             Some(array) if array.push_batch(class, &[block]) == 1 => {}
@@ -257,7 +296,9 @@ impl CpuCaches {
 
     /// Empties the caches of all CPUs; the number of blocks.
     pub(crate) fn drain_all(&self, backend: &impl Backend) -> usize {
-        (0..self.count()).filter_map(|cpu| self.drain(backend, cpu)).sum()
+        (0..self.count())
+            .filter_map(|cpu| self.drain(backend, cpu))
+            .sum()
     }
 
     /// Empties the caches of the CPUs on which nothing happened since the last two calls; the
@@ -268,7 +309,9 @@ impl CpuCaches {
     pub(crate) fn drain_idle(&self, backend: &impl Backend) -> usize {
         let mut drained = 0;
         for cpu in 0..if self.can_drain() { self.count() } else { 0 } {
-            let Some(region) = self.region(cpu) else { continue };
+            let Some(region) = self.region(cpu) else {
+                continue;
+            };
             let entry = self.entry(cpu).load(Acquire);
             match State::of(entry) {
                 Some(State::Parked) if self.cpu(cpu).account.used() > 0 => {
@@ -288,13 +331,18 @@ impl CpuCaches {
 
     /// Bytes of room and blocks in the caches of all CPUs, by a glance.
     pub(crate) fn used_bytes(&self) -> usize {
-        (0..self.count()).map(|cpu| self.cpu(cpu).account.used()).sum()
+        (0..self.count())
+            .map(|cpu| self.cpu(cpu).account.used())
+            .sum()
     }
 
     /// Blocks of `class` in the caches of all CPUs, by a glance.
     pub(crate) fn cached_blocks(&self, class: SizeClass) -> usize {
         let blocks = |region: &Region| region.header(class).cur.saturating_sub(LAYOUT.first(class));
-        (0..self.count()).filter_map(|cpu| self.region(cpu)).map(|r| usize::from(blocks(r))).sum()
+        (0..self.count())
+            .filter_map(|cpu| self.region(cpu))
+            .map(|r| usize::from(blocks(r)))
+            .sum()
     }
 
     /// Before a fork: takes every cache out of use, so that the child's copy of it is whole. Only
@@ -314,7 +362,11 @@ impl CpuCaches {
     pub(crate) fn fork_parent(&self) {
         for cpu in 0..self.count() {
             let region = self.cpu(cpu).region.load(Acquire);
-            let entry = if region.is_null() { State::Absent.entry() } else { region };
+            let entry = if region.is_null() {
+                State::Absent.entry()
+            } else {
+                region
+            };
             self.entry(cpu).store(entry, Release);
         }
         self.initialising.store(0, Release);
@@ -325,7 +377,9 @@ impl CpuCaches {
     /// them, and those blocks are lost to it.
     pub(crate) fn fork_child(&self) {
         for cpu in 0..self.count() {
-            let Some(region) = self.region(cpu) else { continue };
+            let Some(region) = self.region(cpu) else {
+                continue;
+            };
             if !self.can_drain() {
                 empty_headers(region);
             }
@@ -337,7 +391,7 @@ impl CpuCaches {
 
     fn fence(&self, cpu: Option<usize>) -> bool {
         // An `mm_cid` does not say which CPU it is on.
-        let names_cpu = self.index_field.load(Relaxed) == super::tls::RseqArea::CPU_ID as u32;
+        let names_cpu = self.index_field.load(Relaxed) == RseqArea::CPU_ID;
         rseq::fence(cpu.filter(|_| names_cpu))
     }
 
@@ -422,17 +476,14 @@ fn empty_headers(region: &Region) {
 fn take_out(region: &Region, backend: &impl Backend, cpu: usize) -> usize {
     let mut taken = 0;
     for class in classes() {
-        let Header { mut cur, .. } = region.header(class);
         let first = LAYOUT.first(class);
-        while cur > first {
-            let n = (cur - first).min(BATCH_MAX as u16);
-            cur -= n;
-            let blocks = region.slot(cur).cast_const();
-            // SAFETY: `n` slots of the class, which hold blocks; the region is the caller's alone.
-            let blocks = unsafe { core::slice::from_raw_parts(blocks, usize::from(n)) };
-            backend.store(cpu, class, blocks);
-            taken += blocks.len();
+        let count = usize::from(region.header(class).cur.saturating_sub(first));
+        // SAFETY: this many slots of the class hold blocks; the region is the caller's alone.
+        let blocks = unsafe { core::slice::from_raw_parts(region.slot(first).cast_const(), count) };
+        for batch in blocks.chunks(BATCH_MAX) {
+            backend.store(cpu, class, batch);
         }
+        taken += count;
         region.set_header(class, LAYOUT.empty(class));
     }
     taken
@@ -441,14 +492,18 @@ fn take_out(region: &Region, backend: &impl Backend, cpu: usize) -> usize {
 fn digest(region: &Region) -> u32 {
     classes().fold(1, |sum: u32, class| {
         let Header { cur, end } = region.header(class);
-        (sum ^ u32::from(cur) ^ u32::from(end) << 16).wrapping_mul(0x9e37_79b1).rotate_left(5)
+        (sum ^ u32::from(cur) ^ u32::from(end) << 16)
+            .wrapping_mul(0x9e37_79b1)
+            .rotate_left(5)
     })
 }
 
 /// What the room of a region amounts to.
 fn room_bytes(region: &Region) -> usize {
     let room = |class| region.header(class).end.saturating_sub(LAYOUT.first(class));
-    classes().map(|class| usize::from(room(class)) * class_bytes(class)).sum()
+    classes()
+        .map(|class| usize::from(room(class)) * class_bytes(class))
+        .sum()
 }
 
 fn yield_now() {
@@ -461,7 +516,15 @@ fn possible_cpus() -> usize {
     let mut mask = [0u64; 1024];
     // SAFETY: writes at most the size given.
     let bytes = unsafe {
-        syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr() as usize, 0, 0, 0)
+        syscall(
+            libc::SYS_sched_getaffinity,
+            0,
+            size_of_val(&mask),
+            mask.as_mut_ptr() as usize,
+            0,
+            0,
+            0,
+        )
     };
     usize::try_from(bytes).map_or(8192, |bytes| bytes * 8)
 }
@@ -522,7 +585,8 @@ mod tests {
             // SAFETY: as above.
             assert!(unsafe { rseq::pop(caches.table(), class) }.is_null());
             // SAFETY: as above.
-            assert_eq!(unsafe { rseq::pop_batch(caches.table(), class, &mut out) }, 0);
+            let n = unsafe { rseq::pop_batch(caches.table(), class, &mut out) };
+            assert_eq!(n, 0);
         }
     }
 
@@ -578,12 +642,18 @@ mod tests {
         pin(&[0]);
         let array = caches.open(&tokens, rseq::cpu().unwrap()).unwrap();
         let old = array.header(8);
-        let new = Header { end: old.end + 5, ..old };
+        let new = Header {
+            end: old.end + 5,
+            ..old
+        };
         assert!(!array.replace(8, new, old));
         assert!(array.replace(8, old, new));
         assert_eq!(array.header(8), new);
         caches.fork_prepare();
-        assert!(!array.replace(8, new, old), "the region is not in the table");
+        assert!(
+            !array.replace(8, new, old),
+            "the region is not in the table"
+        );
         caches.fork_parent();
         assert!(array.replace(8, new, old));
         pin(&[0, 1]);
@@ -660,7 +730,11 @@ mod tests {
         struct Poor<'a>(&'a Tokens, usize);
         impl Backend for Poor<'_> {
             fn map(&self, bytes: usize) -> *mut u8 {
-                if bytes > self.1 { null_mut() } else { self.0.map(bytes) }
+                if bytes > self.1 {
+                    null_mut()
+                } else {
+                    self.0.map(bytes)
+                }
             }
             fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
                 self.0.fetch(arena, class, out)
@@ -717,7 +791,9 @@ mod tests {
     extern "C" fn on_signal(_: libc::c_int) {
         let torture = HANDLED.load(SeqCst);
         // SAFETY: null, or a torture that outlives its timers.
-        let Some(torture) = (unsafe { torture.as_ref() }) else { return };
+        let Some(torture) = (unsafe { torture.as_ref() }) else {
+            return;
+        };
         torture.signals.fetch_add(1, Relaxed);
         // SAFETY: the table has an entry for every CPU.
         let block = unsafe { rseq::pop(torture.caches.table(), 2) };
@@ -728,7 +804,10 @@ mod tests {
         torture.tokens.gives(block);
         // SAFETY: as above.
         if !unsafe { rseq::push(torture.caches.table(), 2, block) } {
-            let free = |slot: &&AtomicPtr<u8>| slot.compare_exchange(null_mut(), block, SeqCst, SeqCst).is_ok();
+            let free = |slot: &&AtomicPtr<u8>| {
+                slot.compare_exchange(null_mut(), block, SeqCst, SeqCst)
+                    .is_ok()
+            };
             assert!(torture.stranded.iter().any(|slot| free(&slot)));
         }
     }
@@ -740,23 +819,34 @@ mod tests {
         fn start() -> Self {
             let signal = libc::SIGRTMIN() + 5;
             // SAFETY: zero is a valid value of these plain structures.
-            let (mut action, mut event): (libc::sigaction, libc::sigevent) = unsafe { core::mem::zeroed() };
+            let (mut action, mut event): (libc::sigaction, libc::sigevent) =
+                unsafe { core::mem::zeroed() };
             action.sa_sigaction = on_signal as *const () as usize;
             action.sa_flags = libc::SA_RESTART;
             // SAFETY: the handler is async-signal-safe.
-            assert_eq!(unsafe { libc::sigaction(signal, &raw const action, null_mut()) }, 0);
+            let r = unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
+            assert_eq!(r, 0);
             event.sigev_notify = libc::SIGEV_THREAD_ID;
             event.sigev_signo = signal;
             // SAFETY: no memory is passed.
             event.sigev_notify_thread_id = unsafe { libc::gettid() };
             let mut timer = null_mut();
             // SAFETY: both are ours.
-            let r = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
+            let r = unsafe {
+                libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer)
+            };
             assert_eq!(r, 0);
-            let every = libc::timespec { tv_sec: 0, tv_nsec: 150_000 };
-            let times = libc::itimerspec { it_interval: every, it_value: every };
+            let every = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 150_000,
+            };
+            let times = libc::itimerspec {
+                it_interval: every,
+                it_value: every,
+            };
             // SAFETY: the timer was made above.
-            assert_eq!(unsafe { libc::timer_settime(timer, 0, &raw const times, null_mut()) }, 0);
+            let r = unsafe { libc::timer_settime(timer, 0, &raw const times, null_mut()) };
+            assert_eq!(r, 0);
             Timer(timer)
         }
     }
@@ -770,7 +860,9 @@ mod tests {
 
     /// A pop as one would write it without restartable sequences.
     fn broken_pop(caches: &CpuCaches, class: SizeClass) -> *mut u8 {
-        let Some(cpu) = rseq::cpu() else { return null_mut() };
+        let Some(cpu) = rseq::cpu() else {
+            return null_mut();
+        };
         let entry = caches.entry(cpu).load(Acquire);
         if State::of(entry).is_some() {
             return null_mut();
@@ -786,7 +878,13 @@ mod tests {
         if header.cur.is_multiple_of(7) {
             std::thread::yield_now();
         }
-        region.set_header(class, Header { cur: header.cur - 1, ..header });
+        region.set_header(
+            class,
+            Header {
+                cur: header.cur - 1,
+                ..header
+            },
+        );
         block
     }
 
@@ -807,12 +905,14 @@ mod tests {
             let mut held: Vec<(SizeClass, *mut u8)> = Vec::with_capacity(400);
             let mut random = seed;
             while !self.stop.load(Relaxed) {
-                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                random = random
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
                 let bits = (random >> 33) as usize;
-                if bits % 4096 == 0 {
+                if bits.is_multiple_of(4096) {
                     pin([&[0][..], &[1], &[0, 1]][bits / 4096 % 3]);
                 }
-                if held.len() < 400 && (held.is_empty() || bits / 8 % 2 == 0) {
+                if held.len() < 400 && (held.is_empty() || (bits / 8).is_multiple_of(2)) {
                     let class = SMALL[bits / 64 % SMALL.len()];
                     let block = self.pop(class);
                     if !block.is_null() {
@@ -833,7 +933,8 @@ mod tests {
         /// What other threads do to the caches.
         fn meddle(&self, until: Instant) {
             let mut round = 0;
-            while Instant::now() < until && !(self.broken && self.tokens.doubled.load(Relaxed) > 0) {
+            while Instant::now() < until && !(self.broken && self.tokens.doubled.load(Relaxed) > 0)
+            {
                 round += 1;
                 match round % 8 {
                     0 => {
@@ -878,15 +979,20 @@ mod tests {
         // A broken one is found out before much happens.
         assert!(broken || rseq::aborts() > aborts, "nothing was interrupted");
         assert!(broken || torture.signals.load(Relaxed) > 100);
-        std::eprintln!("TMP aborts {} signals {}", rseq::aborts() - aborts, torture.signals.load(Relaxed));
         for slot in &torture.stranded {
             let block = slot.load(SeqCst);
             if !block.is_null() {
                 torture.tokens.store(0, 2, &[block]);
             }
         }
-        let used: usize = (0..caches.count()).filter_map(|cpu| caches.region(cpu)).map(room_bytes).sum();
-        assert_eq!(used, caches.used_bytes(), "the account of the room is exact");
+        let used: usize = (0..caches.count())
+            .filter_map(|cpu| caches.region(cpu))
+            .map(room_bytes)
+            .sum();
+        assert!(
+            broken || used == caches.used_bytes(),
+            "the account of the room is exact"
+        );
         caches.fork_prepare();
         caches.fork_parent();
         for cpu in 0..caches.count() {
@@ -894,7 +1000,10 @@ mod tests {
                 take_out(region, &torture.tokens, cpu);
             }
         }
-        Some((torture.tokens.doubled.load(SeqCst), torture.tokens.missing()))
+        Some((
+            torture.tokens.doubled.load(SeqCst),
+            torture.tokens.missing(),
+        ))
     }
 
     #[test]

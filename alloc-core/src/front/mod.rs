@@ -72,7 +72,11 @@ fn map(bytes: usize) -> *mut u8 {
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as usize;
     // SAFETY: a new mapping touches no other.
     let r = unsafe { syscall(libc::SYS_mmap, 0, bytes, protection, flags, usize::MAX, 0) };
-    if r < 0 { null_mut() } else { core::ptr::with_exposed_provenance_mut(r.cast_unsigned()) }
+    if r < 0 {
+        null_mut()
+    } else {
+        core::ptr::with_exposed_provenance_mut(r.cast_unsigned())
+    }
 }
 
 /// Allocates a block of `class`; null: out of memory. `bytes` count as allocated by this thread.
@@ -83,10 +87,15 @@ pub(crate) fn alloc(class: SizeClass, bytes: usize) -> *mut u8 {
     }
     // SAFETY: the table has an entry for every CPU.
     let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() { refill(class) } else { block }
+    if block.is_null() {
+        refill(class)
+    } else {
+        block
+    }
 }
 
-/// Frees a block whose class-map code is `code`; false, and nothing done, if that is no class.
+/// Frees a block whose class-map code is `code`. False, and nothing done: the caller goes on to
+/// [`free_slow`], from a cold function of its own, so that this one stays short.
 ///
 /// # Safety
 /// The block is live, its pages have this code, and the caller gives it away.
@@ -94,11 +103,7 @@ pub(crate) fn alloc(class: SizeClass, bytes: usize) -> *mut u8 {
 #[must_use]
 pub(crate) unsafe fn free(code: u8, block: *mut u8) -> bool {
     // SAFETY: the table has an entry for every CPU; the caller owns the block.
-    if unsafe { rseq::push(CPU_CACHES.table(), code, block) } {
-        return true;
-    }
-    // SAFETY: the caller's duty.
-    unsafe { overflow(code, block) }
+    unsafe { rseq::push(CPU_CACHES.table(), code, block) }
 }
 
 /// Counts `bytes` that were allocated past the caches, by this thread.
@@ -115,7 +120,11 @@ fn alloc_at_event(class: SizeClass) -> *mut u8 {
     event();
     // SAFETY: the table has an entry for every CPU.
     let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() { refill(class) } else { block }
+    if block.is_null() {
+        refill(class)
+    } else {
+        block
+    }
 }
 
 /// What serves a thread now.
@@ -178,7 +187,11 @@ fn set_up(tls: &Tls) -> bool {
         return false;
     }
     tls.arena.set(NEXT_ARENA.fetch_add(1, Relaxed));
-    tls.mode.set(if CPU_CACHES.attach_thread() { Mode::Cpu } else { Mode::Thread });
+    tls.mode.set(if CPU_CACHES.attach_thread() {
+        Mode::Cpu
+    } else {
+        Mode::Thread
+    });
     true
 }
 
@@ -198,13 +211,14 @@ fn refill(class: SizeClass) -> *mut u8 {
     }
 }
 
-/// Frees a block that the fast path had no room for.
+/// Frees a block that [`free`] had no room for; false, and nothing done, if `code` is no class.
 ///
 /// # Safety
 /// As [`free`].
 #[cold]
 #[inline(never)]
-unsafe fn overflow(code: u8, block: *mut u8) -> bool {
+#[must_use]
+pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
     if code == 0 || code as usize > CLASSES {
         return false;
     }
@@ -232,14 +246,17 @@ fn event() {
     let tls = tls();
     let allocated = thread_allocated();
     let more = EVENT_BYTES.load(Relaxed);
-    tls.allocated_at_event.set(allocated.wrapping_add_signed(more));
+    tls.allocated_at_event
+        .set(allocated.wrapping_add_signed(more));
     tls.bytes_until_event.set(more);
 }
 
 /// Bytes that this thread has allocated so far.
 pub(crate) fn thread_allocated() -> u64 {
     let tls = tls();
-    tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
+    tls.allocated_at_event
+        .get()
+        .wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
 }
 
 /// Prepares the caches, if the process is to have them; `many_nodes`: there is more than one NUMA
@@ -347,9 +364,15 @@ mod tests {
 
     fn free_all(class: SizeClass, blocks: Vec<*mut u8>) {
         for block in blocks {
-            // SAFETY: the caller's blocks, of this class.
-            assert!(unsafe { free(class, block) });
+            assert!(free_one(class, block));
         }
+    }
+
+    fn free_one(code: u8, block: *mut u8) -> bool {
+        // SAFETY: the tests' own blocks; one whose code is no class is left alone.
+        let done = unsafe { free(code, block) };
+        // SAFETY: as above.
+        done || unsafe { free_slow(code, block) }
     }
 
     /// Allocates, fills, checks and frees blocks of some classes.
@@ -383,8 +406,7 @@ mod tests {
     fn a_code_that_is_no_class_is_refused() {
         exercise();
         for code in [0, 113, size_class::LARGE, 255] {
-            // SAFETY: nothing is done with the block.
-            assert!(!unsafe { free(code, core::ptr::dangling_mut()) });
+            assert!(!free_one(code, core::ptr::dangling_mut()));
         }
     }
 
@@ -438,9 +460,7 @@ mod tests {
             fork_child();
             for class in [1, 8, 40, 72, 90] {
                 let block = alloc(class, 16);
-                // SAFETY: a block just allocated.
-                let done = !block.is_null() && unsafe { free(class, block) };
-                if !done {
+                if block.is_null() || !free_one(class, block) {
                     // SAFETY: ends the child.
                     unsafe { libc::_exit(1) };
                 }
@@ -475,12 +495,19 @@ mod tests {
         }
         let program = std::env::current_exe().unwrap();
         let child = Command::new(program)
-            .args(["--exact", "front::tests::without_rseq_there_are_thread_caches", "--test-threads=1"])
+            .args([
+                "--exact",
+                "front::tests::without_rseq_there_are_thread_caches",
+                "--test-threads=1",
+            ])
             .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
             .env(CHILD, "1")
             .output()
             .unwrap();
         let said = std::string::String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+        assert!(
+            child.status.success() && said.contains("1 passed"),
+            "{said}"
+        );
     }
 }

@@ -36,7 +36,10 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Lays out `max` slots a class from word `start` on, a null word below each class.
-    #[allow(clippy::cast_possible_truncation, reason = "a position past 16 bits does not compile")]
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "a position past 16 bits does not compile"
+    )]
     pub(crate) const fn new(start: usize, max: [u16; CLASSES + 1]) -> Self {
         let mut first = [0; CLASSES + 1];
         let mut word = start;
@@ -48,7 +51,11 @@ impl Layout {
             assert!(word <= u16::MAX as usize);
             class += 1;
         }
-        Layout { first, max, bytes: word * 8 }
+        Layout {
+            first,
+            max,
+            bytes: word * 8,
+        }
     }
 
     pub(crate) fn first(&self, class: SizeClass) -> u16 {
@@ -61,13 +68,19 @@ impl Layout {
 
     /// The header of a class without blocks and without room.
     pub(crate) fn empty(&self, class: SizeClass) -> Header {
-        Header { cur: self.first(class), end: self.first(class) }
+        Header {
+            cur: self.first(class),
+            end: self.first(class),
+        }
     }
 }
 
 /// Most slots of each class: `small` up to 1 KiB, above that what makes `bytes`, at most `middle`,
 /// and at least `least`.
-#[allow(clippy::cast_possible_truncation, reason = "at most `small` or `middle`")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "at most `small` or `middle`"
+)]
 pub(crate) const fn slots(small: u16, middle: u16, least: u16, bytes: usize) -> [u16; CLASSES + 1] {
     let mut max = [0; CLASSES + 1];
     let mut class = 1;
@@ -99,7 +112,10 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) const fn new() -> Self {
-        Account { used: AtomicUsize::new(0), victim: AtomicU32::new(0) }
+        Account {
+            used: AtomicUsize::new(0),
+            victim: AtomicU32::new(0),
+        }
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -161,7 +177,12 @@ pub(crate) fn refill(array: &impl Array, backend: &impl Backend, class: SizeClas
 }
 
 /// Takes a block of `class` that a cache had no room for.
-pub(crate) fn overflow(array: &impl Array, backend: &impl Backend, class: SizeClass, block: *mut u8) {
+pub(crate) fn overflow(
+    array: &impl Array,
+    backend: &impl Backend,
+    class: SizeClass,
+    block: *mut u8,
+) {
     if grow(array, backend, class) && array.push_batch(class, &[block]) == 1 {
         return;
     }
@@ -229,7 +250,9 @@ fn evict_batch(array: &impl Array, backend: &impl Backend, victim: SizeClass, wa
 /// Takes up to `wanted` slots of unused room from `victim`; how many bytes.
 fn shrink(array: &impl Array, victim: SizeClass, wanted: usize) -> usize {
     let unused = |h: Header| usize::from(h.end.saturating_sub(h.cur)).min(wanted);
-    let old = change_end(array, victim, |h| (unused(h) > 0).then(|| h.end - narrow(unused(h))));
+    let old = change_end(array, victim, |h| {
+        (unused(h) > 0).then(|| h.end - narrow(unused(h)))
+    });
     let bytes = old.map_or(0, |h| unused(h) * class_bytes(victim));
     array.account().release(bytes);
     bytes
@@ -237,10 +260,17 @@ fn shrink(array: &impl Array, victim: SizeClass, wanted: usize) -> usize {
 
 /// Moves the end of a class's room; the header that was replaced. `None` where `new_end` has
 /// nothing to do, or others keep getting in between.
-fn change_end(array: &impl Array, class: SizeClass, new_end: impl Fn(Header) -> Option<u16>) -> Option<Header> {
+fn change_end(
+    array: &impl Array,
+    class: SizeClass,
+    new_end: impl Fn(Header) -> Option<u16>,
+) -> Option<Header> {
     for _ in 0..4 {
         let old = array.header(class);
-        let new = Header { end: new_end(old)?, ..old };
+        let new = Header {
+            end: new_end(old)?,
+            ..old
+        };
         if array.replace(class, old, new) {
             return Some(old);
         }
@@ -248,7 +278,10 @@ fn change_end(array: &impl Array, class: SizeClass, new_end: impl Fn(Header) -> 
     None
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "a layout has at most u16::MAX words")]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "a layout has at most u16::MAX words"
+)]
 fn narrow(slots: usize) -> u16 {
     debug_assert!(slots <= usize::from(u16::MAX));
     slots as u16
@@ -277,7 +310,10 @@ pub(super) mod testing {
             let mut stock: Vec<_> = (0..=CLASSES).map(|_| Mutex::new(Vec::new())).collect();
             let mut next = 1;
             for &class in classes {
-                stock[class as usize].get_mut().unwrap().extend(next..next + per_class);
+                stock[class as usize]
+                    .get_mut()
+                    .unwrap()
+                    .extend(next..next + per_class);
                 next += per_class;
             }
             Tokens {
@@ -306,7 +342,11 @@ pub(super) mod testing {
         /// How many tokens are neither in stock nor with a user.
         pub(crate) fn missing(&self) -> usize {
             let out = self.out.iter().filter(|out| out.load(SeqCst)).count();
-            let stock: usize = self.stock.iter().map(|class| class.lock().unwrap().len()).sum();
+            let stock: usize = self
+                .stock
+                .iter()
+                .map(|class| class.lock().unwrap().len())
+                .sum();
             self.total - out.min(self.total) - stock.min(self.total - out)
         }
     }
@@ -330,7 +370,10 @@ pub(super) mod testing {
         }
 
         fn store(&self, _arena: usize, class: SizeClass, blocks: &[*mut u8]) {
-            self.stock[class as usize].lock().unwrap().extend(blocks.iter().map(|b| b.addr()));
+            self.stock[class as usize]
+                .lock()
+                .unwrap()
+                .extend(blocks.iter().map(|b| b.addr()));
         }
     }
 }
@@ -380,7 +423,9 @@ mod tests {
 
         fn room_bytes(&self) -> usize {
             let room = self.room.borrow();
-            (1..=CLASSES).map(|c| usize::from(room[c]) * CLASS_BYTES[c] as usize).sum()
+            (1..=CLASSES)
+                .map(|c| usize::from(room[c]) * CLASS_BYTES[c] as usize)
+                .sum()
         }
     }
 
@@ -400,7 +445,10 @@ mod tests {
         fn header(&self, class: SizeClass) -> Header {
             let first = LAYOUT.first(class);
             let blocks = narrow(self.blocks.borrow()[class as usize].len());
-            Header { cur: first + blocks, end: first + self.room.borrow()[class as usize] }
+            Header {
+                cur: first + blocks,
+                end: first + self.room.borrow()[class as usize],
+            }
         }
         fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool {
             assert_eq!(self.header(class), old);
@@ -417,7 +465,9 @@ mod tests {
         }
         fn push_batch(&self, class: SizeClass, new: &[*mut u8]) -> usize {
             let blocks = &mut self.blocks.borrow_mut()[class as usize];
-            let n = new.len().min(usize::from(self.room.borrow()[class as usize]) - blocks.len());
+            let n = new
+                .len()
+                .min(usize::from(self.room.borrow()[class as usize]) - blocks.len());
             blocks.extend(new[..n].iter().rev());
             n
         }
@@ -427,7 +477,10 @@ mod tests {
     fn the_layout_keeps_a_null_word_below_each_class() {
         let mut free = 128;
         for class in 1..=CLASSES {
-            let (first, max) = (usize::from(LAYOUT.first[class]), usize::from(LAYOUT.max[class]));
+            let (first, max) = (
+                usize::from(LAYOUT.first[class]),
+                usize::from(LAYOUT.max[class]),
+            );
             assert_eq!(first, free + 1, "class {class}");
             assert!(max >= 2);
             free = first + max;
@@ -459,9 +512,15 @@ mod tests {
         let mut held: Vec<(SizeClass, *mut u8)> = Vec::new();
         let mut random = 1u64;
         for i in 0..40_000 {
-            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            random = random
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             // First all classes, then the smallest alone.
-            let class = if i < 20_000 { classes[(random >> 40) as usize % classes.len()] } else { 8 };
+            let class = if i < 20_000 {
+                classes[(random >> 40) as usize % classes.len()]
+            } else {
+                8
+            };
             if held.len() < 300 || random >> 63 == 0 {
                 held.push((class, array.alloc(&tokens, class)));
             } else {
@@ -472,7 +531,9 @@ mod tests {
             assert_eq!(array.room_bytes(), array.account.used());
             assert!(array.account.used() <= 1 << 20);
         }
-        held.drain(..).filter(|(_, b)| !b.is_null()).for_each(|(class, b)| array.free(&tokens, class, b));
+        held.drain(..)
+            .filter(|(_, b)| !b.is_null())
+            .for_each(|(class, b)| array.free(&tokens, class, b));
         for &class in &classes {
             let mut out = [core::ptr::null_mut(); 2048];
             let n = array.pop_batch(class, &mut out);

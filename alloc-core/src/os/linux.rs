@@ -8,7 +8,15 @@ use libc::c_long;
 /// # Safety
 /// The call must be sound with these arguments: memory that it writes or unmaps is the caller's.
 #[inline(always)]
-pub(crate) unsafe fn syscall(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub(crate) unsafe fn syscall(
+    nr: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     let result;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the kernel clobbers rax, rcx and r11 only; the caller answers for the call itself.
