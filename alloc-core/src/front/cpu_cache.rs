@@ -6,11 +6,12 @@
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize};
 
 use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
 use super::rseq::{self, BEFORE, Entry, Header, Region};
 use super::size_class::{CLASSES, SizeClass, class_bytes};
+use super::tls::RseqArea;
 use crate::os::linux::syscall;
 
 /// The slots of a region.
@@ -72,7 +73,7 @@ pub(crate) struct CpuCaches {
     initialising: AtomicU32,
     budget: AtomicUsize,
     /// Where the CPU index is in the rseq area.
-    index_field: AtomicU32,
+    index_field: AtomicIsize,
     can_drain: AtomicU32,
     /// Held by the one that drains or forks.
     owner_lock: AtomicU32,
@@ -86,7 +87,7 @@ impl CpuCaches {
             count: AtomicUsize::new(0),
             initialising: AtomicU32::new(0),
             budget: AtomicUsize::new(8 << 20),
-            index_field: AtomicU32::new(0),
+            index_field: AtomicIsize::new(0),
             can_drain: AtomicU32::new(0),
             owner_lock: AtomicU32::new(0),
         }
@@ -143,11 +144,14 @@ impl CpuCaches {
         let table = base.cast::<Entry>();
         for i in 0..BEFORE + count {
             // SAFETY: inside the new mapping, aligned, and nobody else has it yet.
-            unsafe { table.add(i).write(AtomicPtr::new(State::Absent.entry())) };
+            unsafe {
+                table
+                    .wrapping_add(i)
+                    .write(AtomicPtr::new(State::Absent.entry()))
+            };
         }
-        let field = rseq::index_field(many_nodes);
         self.index_field
-            .store(u32::try_from(field).unwrap_or(0), Relaxed);
+            .store(rseq::index_field(many_nodes), Relaxed);
         self.can_drain
             .store(u32::from(rseq::register_fence()), Relaxed);
         // Zero bytes are a valid `Cpu`.
@@ -161,19 +165,19 @@ impl CpuCaches {
     /// Lets the calling thread use the caches, after [`CpuCaches::init`]; false where the kernel or
     /// the C library did not register it.
     pub(crate) fn attach_thread(&self) -> bool {
-        rseq::attach(self.index_field.load(Relaxed) as isize)
+        rseq::attach(self.index_field.load(Relaxed))
     }
 
     fn entry(&self, cpu: usize) -> &Entry {
         assert!(cpu < self.count());
         // SAFETY: the table has this many entries, and lives for good.
-        unsafe { &*self.table().add(BEFORE + cpu) }
+        unsafe { &*self.table().wrapping_add(BEFORE + cpu) }
     }
 
     fn cpu(&self, cpu: usize) -> &Cpu {
         assert!(cpu < self.count());
         // SAFETY: as many CPUs as entries, in zeroed memory, for good.
-        unsafe { &*self.cpus.load(Relaxed).add(cpu) }
+        unsafe { &*self.cpus.load(Relaxed).wrapping_add(cpu) }
     }
 
     fn region(&self, cpu: usize) -> Option<&Region> {
@@ -387,7 +391,7 @@ impl CpuCaches {
 
     fn fence(&self, cpu: Option<usize>) -> bool {
         // An `mm_cid` does not say which CPU it is on.
-        let names_cpu = self.index_field.load(Relaxed) == super::tls::RseqArea::CPU_ID as u32;
+        let names_cpu = self.index_field.load(Relaxed) == RseqArea::CPU_ID;
         rseq::fence(cpu.filter(|_| names_cpu))
     }
 
@@ -472,17 +476,14 @@ fn empty_headers(region: &Region) {
 fn take_out(region: &Region, backend: &impl Backend, cpu: usize) -> usize {
     let mut taken = 0;
     for class in classes() {
-        let Header { mut cur, .. } = region.header(class);
         let first = LAYOUT.first(class);
-        while cur > first {
-            let n = (cur - first).min(BATCH_MAX as u16);
-            cur -= n;
-            let blocks = region.slot(cur).cast_const();
-            // SAFETY: `n` slots of the class, which hold blocks; the region is the caller's alone.
-            let blocks = unsafe { core::slice::from_raw_parts(blocks, usize::from(n)) };
-            backend.store(cpu, class, blocks);
-            taken += blocks.len();
+        let count = usize::from(region.header(class).cur.saturating_sub(first));
+        // SAFETY: this many slots of the class hold blocks; the region is the caller's alone.
+        let blocks = unsafe { core::slice::from_raw_parts(region.slot(first).cast_const(), count) };
+        for batch in blocks.chunks(BATCH_MAX) {
+            backend.store(cpu, class, batch);
         }
+        taken += count;
         region.set_header(class, LAYOUT.empty(class));
     }
     taken
@@ -584,10 +585,8 @@ mod tests {
             // SAFETY: as above.
             assert!(unsafe { rseq::pop(caches.table(), class) }.is_null());
             // SAFETY: as above.
-            assert_eq!(
-                unsafe { rseq::pop_batch(caches.table(), class, &mut out) },
-                0
-            );
+            let n = unsafe { rseq::pop_batch(caches.table(), class, &mut out) };
+            assert_eq!(n, 0);
         }
     }
 
@@ -825,10 +824,8 @@ mod tests {
             action.sa_sigaction = on_signal as *const () as usize;
             action.sa_flags = libc::SA_RESTART;
             // SAFETY: the handler is async-signal-safe.
-            assert_eq!(
-                unsafe { libc::sigaction(signal, &raw const action, null_mut()) },
-                0
-            );
+            let r = unsafe { libc::sigaction(signal, &raw const action, null_mut()) };
+            assert_eq!(r, 0);
             event.sigev_notify = libc::SIGEV_THREAD_ID;
             event.sigev_signo = signal;
             // SAFETY: no memory is passed.
@@ -848,10 +845,8 @@ mod tests {
                 it_value: every,
             };
             // SAFETY: the timer was made above.
-            assert_eq!(
-                unsafe { libc::timer_settime(timer, 0, &raw const times, null_mut()) },
-                0
-            );
+            let r = unsafe { libc::timer_settime(timer, 0, &raw const times, null_mut()) };
+            assert_eq!(r, 0);
             Timer(timer)
         }
     }
@@ -914,10 +909,10 @@ mod tests {
                     .wrapping_mul(6364136223846793005)
                     .wrapping_add(1442695040888963407);
                 let bits = (random >> 33) as usize;
-                if bits % 4096 == 0 {
+                if bits.is_multiple_of(4096) {
                     pin([&[0][..], &[1], &[0, 1]][bits / 4096 % 3]);
                 }
-                if held.len() < 400 && (held.is_empty() || bits / 8 % 2 == 0) {
+                if held.len() < 400 && (held.is_empty() || (bits / 8).is_multiple_of(2)) {
                     let class = SMALL[bits / 64 % SMALL.len()];
                     let block = self.pop(class);
                     if !block.is_null() {

@@ -4,7 +4,6 @@
 //! [`alloc`] and [`free`] are a few instructions without a lock, a call or an atomic operation.
 //! Everything else is cold and decides first what serves the thread ([`Server`]). Only this layer
 //! touches thread-local state: the functions for a background thread and for statistics don't.
-#![allow(dead_code, reason = "the layers above are being wired")]
 
 mod cpu_cache;
 mod room;
@@ -171,15 +170,13 @@ fn server(tls: &Tls) -> Server<'_> {
 /// Decides about a thread at its first allocation; false if that isn't possible yet.
 fn set_up(tls: &Tls) -> bool {
     static NEXT_ARENA: AtomicU32 = AtomicU32::new(0);
-    if !CPU_CACHES.init(&Layers, false) {
+    if !process::ready() || !CPU_CACHES.init(&Layers, process::many_nodes()) {
         return false;
     }
+    CPU_CACHES.set_budget(options::cpu_cache_bytes());
     tls.arena.set(NEXT_ARENA.fetch_add(1, Relaxed));
-    tls.mode.set(if CPU_CACHES.attach_thread() {
-        Mode::Cpu
-    } else {
-        Mode::Thread
-    });
+    let attached = options::rseq() && CPU_CACHES.attach_thread();
+    tls.mode.set(if attached { Mode::Cpu } else { Mode::Thread });
     true
 }
 

@@ -47,16 +47,19 @@ impl Header {
 
 impl Region {
     /// A glance at a header; another thread may change it at any time.
+    #[inline]
     pub(crate) fn header(&self, class: SizeClass) -> Header {
         Header::from_word(self.headers[class as usize].load(Relaxed))
     }
 
     /// Writes a header. Only for the owner of a region that no section can reach.
+    #[inline]
     pub(crate) fn set_header(&self, class: SizeClass, header: Header) {
         self.headers[class as usize].store(header.to_word(), Relaxed);
     }
 
     /// The word at `position`, which is inside the region's slots.
+    #[inline]
     pub(crate) fn slot(&self, position: u16) -> *mut *mut u8 {
         core::ptr::from_ref(self)
             .cast_mut()

@@ -55,9 +55,24 @@ impl ThreadCache {
     }
 
     fn pop(&self, class: SizeClass) -> *mut u8 {
-        let mut block = [null_mut(); 1];
-        self.pop_range(class, &mut block);
-        block[0]
+        let Header { cur, end } = self.region.header(class);
+        if cur == LAYOUT.first(class) {
+            return null_mut();
+        }
+        self.region.set_header(class, Header { cur: cur - 1, end });
+        // SAFETY: a slot of the class below `cur`; the cache is this thread's.
+        unsafe { self.region.slot(cur - 1).read() }
+    }
+
+    fn push(&self, class: SizeClass, block: *mut u8) -> bool {
+        let Header { cur, end } = self.region.header(class);
+        if cur == end {
+            return false;
+        }
+        // SAFETY: a slot of the class below `end`; the cache is this thread's.
+        unsafe { self.region.slot(cur).write(block) };
+        self.region.set_header(class, Header { cur: cur + 1, end });
+        true
     }
 
     fn pop_range(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
@@ -266,7 +281,7 @@ impl ThreadCaches {
     ) {
         // SAFETY: caches live for good.
         let cache = unsafe { &*cache };
-        if cache.push_range(class, &[block]) == 0 {
+        if !cache.push(class, block) {
             room::overflow(
                 &Own {
                     cache,
