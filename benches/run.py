@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""Measures allocators side by side: primitives, memory scenarios, real programs. See README.md.
+
+Runs are interleaved: in each round every allocator has its turn, in a turning order, so that a machine that
+slows down slows all of them. Tables show medians; the raw rows go to results/.
+"""
+import argparse
+import collections
+import csv
+import glob
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+
+import programs
+
+HERE = pathlib.Path(__file__).resolve().parent
+PEERS = HERE / "target/peers"
+SYSTEM = "/usr/lib/*-linux-gnu/"
+# name: (library or a pattern for it, environment). Debian's packages, then what peers/build.sh makes.
+ALLOCATORS = {
+    "glibc": ("", {}),
+    "jemalloc": (SYSTEM + "libjemalloc.so.2", {}),
+    "gperftools": (SYSTEM + "libtcmalloc_minimal.so.4", {}),
+    "mimalloc2": (SYSTEM + "libmimalloc.so.2", {}),
+    "jemalloc-new": (str(PEERS / "libjemalloc.so"), {}),
+    "mimalloc3": (str(PEERS / "libmimalloc.so"), {}),
+    "snmalloc": (str(PEERS / "libsnmalloc.so"), {}),
+    # Its per-CPU mode needs rseq to itself, which glibc would have registered.
+    "tcmalloc": (str(PEERS / "libtcmalloc.so"), {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}),
+}
+# scenario: (arguments of --quick, the figure that counts)
+SCENARIOS = {
+    "idle_threads": (["--threads", "100", "--settle-ms", "100"], "beyond_kib_per_thread"),
+    "consumer": (["--gib", "1"], "peak_mib"),
+    "quiet": (["--mb", "50", "--seconds", "1"], "percent_of_peak"),
+    "shrink": (["--high-mib", "256", "--low-mib", "50", "--early-s", "1", "--late-s", "2"], "late_over_live"),
+}
+
+
+def say(*what):
+    print(time.strftime("%H:%M:%S"), *what, file=sys.stderr, flush=True)
+
+
+def build():
+    """Builds the measuring programs; returns where they are."""
+    out = subprocess.run(["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics"], cwd=HERE,
+                         check=True, stdout=subprocess.PIPE, text=True).stdout
+    exes = [json.loads(line).get("executable") for line in out.splitlines()]
+    return {pathlib.Path(e).name: e for e in exes if e}
+
+
+def chosen(a, default):
+    """name: (library, environment), in the order asked for; what is not installed is left out, aloud."""
+    known = dict(ALLOCATORS)
+    for extra in a.add:
+        name, _, rest = extra.partition("=")
+        lib, *pairs = rest.split(",")
+        known[name] = (lib, dict(p.split("=", 1) for p in pairs))
+    if a.lib:
+        known["ours"] = (a.lib, {})
+    names = (a.allocators or default or ",".join(known)).split(",")
+    names += [n for n in known if n not in names and n not in ALLOCATORS]
+    found = {}
+    for name in names:
+        if name not in known:
+            sys.exit(f"run.py: allocator {name}: not known: have {', '.join(known)}")
+        lib, env = known[name]
+        paths = sorted(glob.glob(lib))
+        if lib and not paths:
+            say(f"{name} is left out: no {lib} (see README.md)")
+            continue
+        found[name] = (os.path.abspath(paths[0]) if lib else "", env)
+    return found
+
+
+def rounds(a, allocators):
+    """(round, allocator) pairs, each round beginning with another allocator."""
+    names = list(allocators)
+    for r in range(a.rounds):
+        for name in names[r % len(names):] + names[:r % len(names)]:
+            yield r, name
+
+
+def measured(argv, allocator, timeout):
+    """Standard output of a measuring program under an allocator, or None where it failed."""
+    lib, env = allocator
+    env = {**programs.clean_env(), **env, **({"LD_PRELOAD": lib} if lib else {})}
+    try:
+        run = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return say(f"no end after {timeout} s:", *argv, lib)
+    return say(f"exit {run.returncode}:", *argv, lib) if run.returncode else run.stdout
+
+
+def came_from(library, lib):
+    """The name of the library that malloc came from, once that is the one preloaded."""
+    if lib and not os.path.samefile(library, lib):
+        sys.exit(f"run.py: malloc came from {library}, not {lib}: was the preload ignored?")
+    return os.path.basename(library)
+
+
+class Results:
+    """Raw rows, written as they come. The first line says what machine it was."""
+
+    def __init__(self, a, columns):
+        self.path = pathlib.Path(a.out or HERE / f"results/{a.what}.csv")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.columns, self.rows, self.file = columns, [], open(self.path, "w", newline="")
+        with open("/sys/kernel/mm/transparent_hugepage/enabled") as f:
+            thp = f.read().split("[")[1].split("]")[0]
+        with open("/proc/cpuinfo") as f:
+            cpu = next((line.split(": ")[1].strip() for line in f if line.startswith("model name")), platform.machine())
+        self.file.write(f"# {time.strftime('%Y-%m-%d')}; {cpu}, {os.cpu_count()} CPUs; Linux {platform.release().split('-')[0]}; "
+                        f"{' '.join(platform.libc_ver())}; THP {thp}; load {os.getloadavg()[0]:.1f} at the start\n")
+        csv.writer(self.file).writerow(columns)
+
+    def add(self, **row):
+        self.rows.append(row)
+        csv.DictWriter(self.file, self.columns).writerow(row)
+        self.file.flush()
+
+
+def read(path):
+    with open(path) as f:
+        lines = [line for line in f if not line.startswith("#")]
+    return list(csv.DictReader(lines))
+
+
+def medians(rows, key, value):
+    """key(row) -> median of value, rows in the order in which they first came."""
+    groups = collections.OrderedDict()
+    for row in rows:
+        if row.get(value) not in ("", None):
+            groups.setdefault(key(row), []).append(float(row[value]))
+    return collections.OrderedDict((k, statistics.median(v)) for k, v in groups.items())
+
+
+def unique(items):
+    return list(dict.fromkeys(items))
+
+
+def markdown(head, rows):
+    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(str(c) for c in row) + " |")
+
+
+def bare(number):
+    return "" if number is None else f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+# primitives
+
+PRIMITIVES = ["round", "allocator", "library", "pattern", "size", "threads", "ops", "cpu_ns", "wall_ns"]
+
+
+def primitives(a):
+    exe, allocators = build()["primitives"], chosen(a, None)
+    options = [x for flag in ("patterns", "sizes", "threads") if getattr(a, flag) for x in (f"--{flag}", getattr(a, flag))]
+    listed = subprocess.run([exe, "--list", *options], check=True, stdout=subprocess.PIPE, text=True).stdout
+    cases = [(r["pattern"], r["size"], r["threads"]) for r in csv.DictReader(listed.splitlines())]
+    results = Results(a, PRIMITIVES)
+    say(f"{len(cases)} cases, {len(allocators)} allocators, {a.rounds} rounds: about "
+        f"{len(cases) * len(allocators) * a.rounds * (a.measure_ms + 80) / 60000:.0f} minutes")
+    for case in cases:
+        for r, name in rounds(a, allocators):
+            pattern, size, threads = case
+            # A process a case: what an earlier case left in the caches cannot help or hurt a later one.
+            out = measured([exe, "--label", name, "--patterns", pattern, "--sizes", size, "--threads", threads,
+                            "--measure-ms", str(a.measure_ms)], allocators[name], 60)
+            for row in csv.DictReader((out or "").splitlines()):
+                row["library"] = came_from(row["library"], allocators[name][0])
+                results.add(round=r, **row)
+        say(*case, "done")
+    primitives_table(results.rows, a)
+    say("raw rows in", results.path)
+
+
+def primitives_table(rows, a):
+    column = a.column or "cpu_ns"
+    m = medians(rows, lambda r: (r["pattern"], r["size"], r["threads"], r["allocator"]), column)
+    names = unique(k[3] for k in m)
+    names.sort(key=lambda n: n == "ours")
+    peers, table, ratios = [n for n in names if n != "ours"], [], []
+    for case in unique(k[:3] for k in m):
+        values = {n: m.get((*case, n)) for n in names}
+        row = [*case, *(bare(values[n]) or "failed" for n in names)]
+        if "ours" in names and any(values[n] for n in peers):
+            best = min((n for n in peers if values[n]), key=values.get)
+            ratio = values["ours"] / values[best] if values["ours"] else None
+            ratios += [ratio] if ratio else []
+            row += [best, bare(ratio)]
+        table.append(row)
+    print(f"\n{column} an operation (a malloc and its free; a realloc), medians\n")
+    markdown(["pattern", "size", "threads", *names, *(["best peer", "ours / best"] if ratios else [])], table)
+    if ratios:
+        print(f"\nours / best peer: geometric mean {statistics.geometric_mean(ratios):.2f}, worst {max(ratios):.2f}, "
+              f"best of all in {sum(r <= 1 for r in ratios)} of {len(ratios)} cases")
+
+
+# memory
+
+MEMORY = ["round", "allocator", "library", "scenario", "figure", "value"]
+
+
+def memory(a):
+    exes, allocators = build(), chosen(a, None)
+    results = Results(a, MEMORY)
+    for scenario, (quick, _) in SCENARIOS.items():
+        if a.only and scenario not in a.only.split(","):
+            continue
+        for r, name in rounds(a, allocators):
+            out = measured([exes[scenario], *(quick if a.quick else [])], allocators[name], 300)
+            if out is None:
+                continue
+            say(name, out.strip())
+            line = json.loads(out)
+            library = came_from(line.pop("library"), allocators[name][0])
+            for figure, value in line.items():
+                if figure != "scenario":
+                    results.add(round=r, allocator=name, library=library, scenario=scenario, figure=figure, value=value)
+    memory_table(results.rows, a)
+    say("raw rows in", results.path)
+
+
+def memory_table(rows, a):
+    m = medians(rows, lambda r: (r["scenario"], r["allocator"], r["figure"]), "value")
+    for scenario in unique(k[0] for k in m):
+        figures = unique(k[2] for k in m if k[0] == scenario)
+        counts = SCENARIOS[scenario][1]
+        names = sorted(unique(k[1] for k in m if k[0] == scenario), key=lambda n: m[scenario, n, counts])
+        print(f"\n### {scenario}\n")
+        markdown(["allocator", *(f"**{f}**" if f == counts else f for f in figures)],
+                 [[n, *(bare(m[scenario, n, f]) for f in figures)] for n in names])
+
+
+# programs
+
+PROGRAMS = ["round", "program", "allocator", "exit", "wall", "user", "sys", "peak_kib", "faults", "check", "error"]
+
+
+def real(a):
+    exes, allocators = build(), chosen(a, "glibc,jemalloc")
+    results = Results(a, PROGRAMS)
+    for kind in programs.ALL:
+        if a.only and kind.__name__ not in a.only.split(","):
+            continue
+        program = kind(exes["measure"], pathlib.Path(a.work).resolve(), 0.1 if a.quick else 1)
+        if program.missing:
+            say(f"{program.name} is left out: no {', '.join(program.missing)}")
+            continue
+        for r, name in rounds(a, allocators):
+            try:
+                row = program.run(*allocators[name])
+            except programs.Failed as e:
+                row = {"exit": 1, "error": str(e)}
+            results.add(round=r, program=program.name, allocator=name, **row)
+            say(program.name, name, row)
+    programs_table(results.rows, a)
+    say("raw rows in", results.path)
+
+
+def programs_table(rows, a):
+    for row in rows:
+        if row.get("wall") not in ("", None):
+            row["cpu"], row["peak_mib"] = float(row["user"]) + float(row["sys"]), int(row["peak_kib"]) / 1024
+    names = unique(r["allocator"] for r in rows)
+    against = [n for n in ("glibc", "jemalloc") if n in names]
+    others = [n for n in names if n not in against]
+    table = []
+    for program in unique(r["program"] for r in rows):
+        mine = [r for r in rows if r["program"] == program]
+        wanted = next((r["check"] for r in mine if r["allocator"] == names[0] and r.get("check")), None)
+        state = {}
+        for n in names:
+            runs = [r for r in mine if r["allocator"] == n]
+            failed, differ = (sum(map(bool, x)) for x in ([r.get("error") for r in runs], [r.get("check") not in (wanted, "", None) for r in runs]))
+            state[n] = f"{failed} failed" if failed else f"{differ} differ" if differ else "same"
+        for figure in ("wall", "cpu", "peak_mib"):
+            m = medians(mine, lambda r: r["allocator"], figure)
+            ratios = [f"{m[o] / m[b]:.2f}" if m.get(o) and m.get(b) else "" for o in others for b in against]
+            table.append([program, figure, *(bare(m.get(n)) for n in names), *ratios, ", ".join(f"{n} {s}" for n, s in state.items() if s != "same") or "same"])
+    print()
+    markdown(["program", "figure", *names, *(f"{o} / {b}" for o in others for b in against), "output"], table)
+
+
+def table(a):
+    for path in a.files:
+        rows = read(path)
+        if rows:
+            kind = primitives_table if "cpu_ns" in rows[0] else memory_table if "scenario" in rows[0] else programs_table
+            kind(rows, a)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sub = p.add_subparsers(dest="what", required=True)
+
+    def command(name, function, rounds, text):
+        s = sub.add_parser(name, help=text)
+        s.set_defaults(run=function)
+        s.add_argument("--lib", help="our library, named ours in the tables")
+        s.add_argument("--add", action="append", default=[], metavar="NAME=LIBRARY[,VARIABLE=VALUE...]", help="one more allocator")
+        s.add_argument("--allocators", help="which peers, with commas; of " + ",".join(ALLOCATORS))
+        s.add_argument("--rounds", type=int, default=rounds)
+        s.add_argument("--out", help="the raw CSV; benches/results/NAME.csv unless given")
+        return s
+
+    s = command("primitives", primitives, 5, "ns per malloc and free in small patterns")
+    s.add_argument("--patterns", help="pair,lifo,fifo,random,cross,aligned,calloc,realloc")
+    s.add_argument("--sizes", help="bytes, with commas; also for the patterns that have sizes of their own")
+    s.add_argument("--threads", help="with commas; 1,2,16 unless given")
+    s.add_argument("--measure-ms", type=int, default=150)
+    s.add_argument("--column", choices=["cpu_ns", "wall_ns"])
+    s = command("memory", memory, 3, "resident size in four scenarios")
+    s.add_argument("--only", help=",".join(SCENARIOS))
+    s.add_argument("--quick", action="store_true", help="small and short: a check that all works, no figures")
+    s = command("programs", real, 5, "real programs: time, CPU time, peak resident size")
+    s.add_argument("--only", help=",".join(k.__name__ for k in programs.ALL))
+    s.add_argument("--quick", action="store_true", help="a tenth of the work")
+    s.add_argument("--work", default=HERE / "target/programs", help="folder for generated inputs")
+    s = sub.add_parser("table", help="print the table of raw CSV files again")
+    s.add_argument("files", nargs="+")
+    s.add_argument("--column", choices=["cpu_ns", "wall_ns"])
+    s.set_defaults(run=table)
+    a = p.parse_args()
+    a.run(a)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+//! Hands batches of blocks from one thread to another.
+//!
+//! Batches are recycled, so the pipe itself never allocates after it was made. A side that has to wait is
+//! woken only when half of the batches are ready for it: the cost of waking is shared by thousands of blocks.
+
+use crate::Block;
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// A bounded queue of batches with one producer and one consumer.
+pub struct Pipe {
+    state: Mutex<State>,
+    ready: Condvar,
+    batches: usize,
+}
+
+struct State {
+    full: VecDeque<Vec<Block>>,
+    empty: Vec<Vec<Block>>,
+    closed: bool,
+}
+
+impl Pipe {
+    /// A pipe of `batches` batches with room for `batch` blocks each.
+    pub fn new(batches: usize, batch: usize) -> Self {
+        let empty = (0..batches).map(|_| Vec::with_capacity(batch)).collect();
+        let state = State {
+            full: VecDeque::with_capacity(batches),
+            empty,
+            closed: false,
+        };
+        Self {
+            state: Mutex::new(state),
+            ready: Condvar::new(),
+            batches,
+        }
+    }
+
+    /// An empty batch for the producer; waits while the consumer has them all.
+    pub fn batch(&self) -> Vec<Block> {
+        let mut state = self.lock();
+        if state.empty.is_empty() {
+            let enough = self.batches.div_ceil(2);
+            state = self
+                .ready
+                .wait_while(state, |s| s.empty.len() < enough)
+                .expect("no panics");
+        }
+        state.empty.pop().expect("one is there")
+    }
+
+    /// Hands a batch to the consumer.
+    pub fn send(&self, batch: Vec<Block>) {
+        let mut state = self.lock();
+        state.full.push_back(batch);
+        if state.full.len() == self.batches.div_ceil(2) {
+            self.ready.notify_one();
+        }
+    }
+
+    /// A full batch for the consumer, or `None` once the pipe is closed and drained.
+    pub fn receive(&self) -> Option<Vec<Block>> {
+        let mut state = self.lock();
+        if state.full.is_empty() {
+            let enough = self.batches.div_ceil(2);
+            state = self
+                .ready
+                .wait_while(state, |s| s.full.len() < enough && !s.closed)
+                .expect("no panics");
+        }
+        state.full.pop_front()
+    }
+
+    /// Gives a batch back to the producer.
+    pub fn recycle(&self, mut batch: Vec<Block>) {
+        batch.clear();
+        let mut state = self.lock();
+        state.empty.push(batch);
+        if state.empty.len() == self.batches.div_ceil(2) {
+            self.ready.notify_one();
+        }
+    }
+
+    /// No more batches will come.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.ready.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panics")
+    }
+}
