@@ -82,11 +82,7 @@ fn new_failure_nothrow_retry() {
 fn new_failure_with_the_runtime_loaded_locally() {
     let plugin = scratch("new_plugin.so");
     compile("new_plugin.cpp", &plugin, &["-shared", "-fPIC"]);
-    must(
-        library()
-            .preload(&program("new_local_runtime.c"))
-            .arg(plugin),
-    );
+    must(library().preload(&program("new_local_runtime.c")).arg(plugin));
 }
 
 #[test]
@@ -101,10 +97,7 @@ fn new_failure_without_a_runtime_aborts_with_one_line() {
         text(&run.stdout)
     );
     let line = text(&run.stderr);
-    let ours: Vec<_> = line
-        .lines()
-        .filter(|line| line.starts_with("thermalloc: "))
-        .collect();
+    let ours: Vec<_> = line.lines().filter(|line| line.starts_with("thermalloc: ")).collect();
     assert_eq!(ours.len(), 1, "{line}");
     assert!(ours[0].starts_with(
         "thermalloc: operator new: out of memory and no C++ runtime to throw bad_alloc: "
@@ -114,24 +107,15 @@ fn new_failure_without_a_runtime_aborts_with_one_line() {
 #[test]
 fn no_rust_frame_lies_below_a_throwing_new() {
     let code = text(
-        &must(
-            Command::new("objdump")
-                .args(["-d", "--no-show-raw-insn"])
-                .arg(&library().shared),
-        )
-        .stdout,
+        &must(Command::new("objdump").args(["-d", "--no-show-raw-insn"]).arg(&library().shared))
+            .stdout,
     );
     // "address: operation target <symbol>"; with an offset it is a jump within new_failed.
     let entries = code
         .lines()
         .filter(|line| line.contains("10new_failed10new_failed17h") && line.ends_with("E>"));
-    let operations: Vec<_> = entries
-        .filter_map(|line| line.split_whitespace().nth(1))
-        .collect();
-    assert!(
-        !operations.is_empty(),
-        "operator new does not reach new_failed"
-    );
+    let operations: Vec<_> = entries.filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert!(!operations.is_empty(), "operator new does not reach new_failed");
     for operation in operations {
         assert!(
             operation.starts_with('j') || operation == "b",
@@ -142,26 +126,15 @@ fn no_rust_frame_lies_below_a_throwing_new() {
 
 #[test]
 fn deepbind_is_dropped_and_the_callers_runpath_found() {
-    let (folder, plugins) = (
-        scratch("deepbind/liba.so"),
-        scratch("deepbind/plugins/libplugin.so"),
-    );
+    let (folder, plugins) = (scratch("deepbind/liba.so"), scratch("deepbind/plugins/libplugin.so"));
     compile("deepbind_plugin.c", &plugins, &["-shared", "-fPIC"]);
     compile(
         "deepbind_a.c",
         &folder,
-        &[
-            "-shared",
-            "-fPIC",
-            "-Wl,--enable-new-dtags,-rpath,$ORIGIN/plugins",
-        ],
+        &["-shared", "-fPIC", "-Wl,--enable-new-dtags,-rpath,$ORIGIN/plugins"],
     );
     must(library().preload(&program("deepbind.c")).arg(folder));
-    must(
-        library()
-            .preload(&program("deepbind_option.c"))
-            .arg(plugins),
-    );
+    must(library().preload(&program("deepbind_option.c")).arg(plugins));
 }
 
 #[test]
@@ -180,46 +153,24 @@ fn loaded_late() {
 fn header() {
     for source in ["header.c", "header.cpp"] {
         let out = scratch(source).with_extension(source.replace('.', "_"));
-        compile(
-            source,
-            &out,
-            &["-pedantic".as_ref(), library().archive.as_os_str()],
-        );
+        compile(source, &out, &["-pedantic".as_ref(), library().archive.as_os_str()]);
         must(&mut Command::new(&out));
     }
 }
 
 fn readelf(flag: &str) -> String {
-    text(
-        &must(
-            Command::new("readelf")
-                .args(["-W", flag])
-                .arg(&library().shared),
-        )
-        .stdout,
-    )
+    text(&must(Command::new("readelf").args(["-W", flag]).arg(&library().shared)).stdout)
 }
 
 #[test]
 fn dynamic_section() {
     let dynamic = readelf("-d");
-    let needed: Vec<_> = dynamic
-        .lines()
-        .filter(|line| line.contains("(NEEDED)"))
-        .collect();
-    assert!(
-        needed.len() == 1 && needed[0].contains("[libc.so.6]"),
-        "{needed:?}"
-    );
-    assert!(
-        dynamic.contains("[libthermalloc.so.0]"),
-        "soname: {dynamic}"
-    );
+    let needed: Vec<_> = dynamic.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert!(needed.len() == 1 && needed[0].contains("[libc.so.6]"), "{needed:?}");
+    assert!(dynamic.contains("[libthermalloc.so.0]"), "soname: {dynamic}");
     for flag in ["NODELETE", "NOW"] {
         assert!(
-            dynamic
-                .lines()
-                .any(|line| line.contains("FLAGS_1") && line.contains(flag)),
+            dynamic.lines().any(|line| line.contains("FLAGS_1") && line.contains(flag)),
             "{flag}: {dynamic}"
         );
     }
@@ -229,25 +180,13 @@ fn dynamic_section() {
 #[test]
 fn program_headers() {
     let headers = readelf("-l");
-    let of = |kind: &str| {
-        headers
-            .lines()
-            .find(|line| line.trim_start().starts_with(kind))
-    };
+    let of = |kind: &str| headers.lines().find(|line| line.trim_start().starts_with(kind));
     let stack = of("GNU_STACK").expect("GNU_STACK");
-    assert!(
-        stack.contains(" RW ") && !stack.contains("RWE"),
-        "executable stack: {stack}"
-    );
+    assert!(stack.contains(" RW ") && !stack.contains("RWE"), "executable stack: {stack}");
     assert!(of("GNU_RELRO").is_some(), "no RELRO: {headers}");
     if let Some(tls) = of("TLS") {
-        let size = tls
-            .split_whitespace()
-            .nth(5)
-            .and_then(|size| size.strip_prefix("0x"));
-        let size = size
-            .and_then(|size| u64::from_str_radix(size, 16).ok())
-            .expect("TLS size");
+        let size = tls.split_whitespace().nth(5).and_then(|size| size.strip_prefix("0x"));
+        let size = size.and_then(|size| u64::from_str_radix(size, 16).ok()).expect("TLS size");
         assert!(
             size <= 1024,
             "{size} bytes of thread-local storage: too much for the surplus of dlopen"
@@ -267,27 +206,15 @@ fn thread_locals_are_initial_exec() {
 #[test]
 fn exported_symbols() {
     let nm = text(
-        &must(
-            Command::new("nm")
-                .args(["-D", "--defined-only"])
-                .arg(&library().shared),
-        )
-        .stdout,
+        &must(Command::new("nm").args(["-D", "--defined-only"]).arg(&library().shared)).stdout,
     );
-    let mut exported: Vec<_> = nm
-        .lines()
-        .filter_map(|line| line.split_whitespace().nth(2))
-        .collect();
+    let mut exported: Vec<_> =
+        nm.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
     exported.sort_unstable();
     let file = root().join("tests/c/exports.txt");
     let listed = std::fs::read_to_string(&file).expect("exports.txt");
     let listed: Vec<_> = listed.lines().collect();
-    assert_eq!(
-        exported,
-        listed,
-        "what the library exports is not what {} lists",
-        file.display()
-    );
+    assert_eq!(exported, listed, "what the library exports is not what {} lists", file.display());
 }
 
 #[test]
@@ -313,8 +240,5 @@ fn installs() {
     must(Command::new(&out).env("LD_LIBRARY_PATH", &lib));
     assert!(lib.join("libthermalloc.a").is_file());
     let pc = std::fs::read_to_string(lib.join("pkgconfig/thermalloc.pc")).expect("thermalloc.pc");
-    assert!(
-        pc.contains(&format!("prefix={}\n", prefix.display())) && !pc.contains('@'),
-        "{pc}"
-    );
+    assert!(pc.contains(&format!("prefix={}\n", prefix.display())) && !pc.contains('@'), "{pc}");
 }

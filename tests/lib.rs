@@ -61,10 +61,7 @@ impl Library {
         let mut variable = OsString::from("LD_PRELOAD=");
         variable.push(&self.shared);
         let mut command = Command::new("timeout");
-        command
-            .args(["-s", "KILL", "120", "env"])
-            .arg(variable)
-            .arg(program);
+        command.args(["-s", "KILL", "120", "env"]).arg(variable).arg(program);
         command
     }
 }
@@ -96,9 +93,7 @@ pub fn must(command: &mut Command) -> Output {
 /// # Panics
 /// When it can't be run.
 pub fn output(command: &mut Command) -> Output {
-    command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
 /// Bytes that a program wrote, for people.
@@ -113,23 +108,11 @@ pub fn text(bytes: &[u8]) -> String {
 /// # Panics
 /// When the compiler refuses it.
 pub fn compile<S: AsRef<OsStr>>(source: &str, out: &Path, args: &[S]) {
-    let (compiler, std) = if source.ends_with(".cpp") {
-        ("g++", "-std=c++17")
-    } else {
-        ("gcc", "-std=gnu11")
-    };
+    let (compiler, std) =
+        if source.ends_with(".cpp") { ("g++", "-std=c++17") } else { ("gcc", "-std=gnu11") };
     must(
         Command::new(compiler)
-            .args([
-                std,
-                "-O1",
-                "-g",
-                "-fno-builtin",
-                "-pthread",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-            ])
+            .args([std, "-O1", "-g", "-fno-builtin", "-pthread", "-Wall", "-Wextra", "-Werror"])
             .args(["-Wno-unused-result", "-Wno-deprecated-declarations"])
             .arg("-I")
             .arg(root().join("alloc-capi/include"))

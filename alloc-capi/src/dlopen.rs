@@ -32,15 +32,8 @@ struct Target {
 }
 
 extern "C" fn target(mode: c_int) -> Target {
-    let drop = if options::strip_deepbind() {
-        RTLD_DEEPBIND
-    } else {
-        0
-    };
-    Target {
-        real: real(),
-        mode: (mode & !drop) as u32 as usize,
-    }
+    let drop = if options::strip_deepbind() { RTLD_DEEPBIND } else { 0 };
+    Target { real: real(), mode: (mode & !drop) as u32 as usize }
 }
 
 #[unsafe(naked)]

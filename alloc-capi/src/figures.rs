@@ -30,10 +30,7 @@ struct Mallinfo<T> {
 
 fn mallinfo_of<T: Default>(int: impl Fn(u64) -> T) -> Mallinfo<T> {
     let s = stats::snapshot();
-    let free = s
-        .active_bytes
-        .saturating_sub(s.allocated_bytes)
-        .saturating_add(s.dirty_bytes);
+    let free = s.active_bytes.saturating_sub(s.allocated_bytes).saturating_add(s.dirty_bytes);
     Mallinfo {
         arena: int(s.mapped_bytes),
         hblks: int(s.large_live_blocks),

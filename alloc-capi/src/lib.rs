@@ -28,29 +28,20 @@ pub(crate) struct Text<const N: usize> {
 
 impl<const N: usize> Text<N> {
     pub(crate) fn format(args: fmt::Arguments<'_>) -> Self {
-        let mut text = Self {
-            bytes: [0; N],
-            len: 0,
-        };
+        let mut text = Self { bytes: [0; N], len: 0 };
         // Only "full" can go wrong, and then the beginning is what we want.
         let _ = text.write_fmt(args);
         text
     }
 
     pub(crate) fn as_str(&self) -> &str {
-        self.bytes
-            .get(..self.len)
-            .and_then(|b| str::from_utf8(b).ok())
-            .unwrap_or("")
+        self.bytes.get(..self.len).and_then(|b| str::from_utf8(b).ok()).unwrap_or("")
     }
 }
 
 impl<const N: usize> Write for Text<N> {
     fn write_str(&mut self, s: &str) -> fmt::Result {
-        let room = self
-            .bytes
-            .get_mut(self.len..self.len + s.len())
-            .ok_or(fmt::Error)?;
+        let room = self.bytes.get_mut(self.len..self.len + s.len()).ok_or(fmt::Error)?;
         room.copy_from_slice(s.as_bytes());
         self.len += s.len();
         Ok(())

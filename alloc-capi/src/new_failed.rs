@@ -18,11 +18,7 @@ type Handler = unsafe extern "C" fn();
 /// An aligned operator new's request: a wrong alignment fails.
 #[inline(always)]
 pub(crate) extern "C" fn aligned(size: usize, align: usize) -> *mut u8 {
-    if align.is_power_of_two() {
-        api::alloc_aligned(size, align)
-    } else {
-        core::ptr::null_mut()
-    }
+    if align.is_power_of_two() { api::alloc_aligned(size, align) } else { core::ptr::null_mut() }
 }
 
 /// `std::get_new_handler()`; none without a C++ runtime.

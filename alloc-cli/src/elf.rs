@@ -30,10 +30,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Option<Header>> {
     if len < start.len() || !start.starts_with(MAGIC) {
         return Ok(None);
     }
-    let fields = Fields {
-        little: start[5] == LITTLE_ENDIAN,
-        wide: start[4] == CLASS_64,
-    };
+    let fields = Fields { little: start[5] == LITTLE_ENDIAN, wide: start[4] == CLASS_64 };
     let mut segments = vec![0; fields.segment_table_len(&start)];
     let len = read_up_to(&file, &mut segments, fields.segment_table_offset(&start))?;
     let has_loader = segments[..len]
@@ -68,39 +65,23 @@ struct Fields {
 impl Fields {
     fn u16(self, bytes: &[u8], at: usize) -> u16 {
         let field = [bytes[at], bytes[at + 1]];
-        if self.little {
-            u16::from_le_bytes(field)
-        } else {
-            u16::from_be_bytes(field)
-        }
+        if self.little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) }
     }
 
     fn u32(self, bytes: &[u8], at: usize) -> u32 {
         let (first, second) = (self.u16(bytes, at), self.u16(bytes, at + 2));
-        let (low, high) = if self.little {
-            (first, second)
-        } else {
-            (second, first)
-        };
+        let (low, high) = if self.little { (first, second) } else { (second, first) };
         u32::from(high) << 16 | u32::from(low)
     }
 
     fn u64(self, bytes: &[u8], at: usize) -> u64 {
         let (first, second) = (self.u32(bytes, at), self.u32(bytes, at + 4));
-        let (low, high) = if self.little {
-            (first, second)
-        } else {
-            (second, first)
-        };
+        let (low, high) = if self.little { (first, second) } else { (second, first) };
         u64::from(high) << 32 | u64::from(low)
     }
 
     fn segment_table_offset(self, start: &[u8]) -> u64 {
-        if self.wide {
-            self.u64(start, 32)
-        } else {
-            u64::from(self.u32(start, 28))
-        }
+        if self.wide { self.u64(start, 32) } else { u64::from(self.u32(start, 28)) }
     }
 
     /// At least 4, so that a damaged header cannot make empty segments.
@@ -122,14 +103,7 @@ mod tests {
     fn this_test_program_is_dynamic_and_of_this_machine() {
         let own = read(Path::new("/proc/self/exe")).unwrap().unwrap();
         assert!(own.has_loader);
-        assert_eq!(
-            own.platform.1,
-            if cfg!(target_pointer_width = "64") {
-                2
-            } else {
-                1
-            }
-        );
+        assert_eq!(own.platform.1, if cfg!(target_pointer_width = "64") { 2 } else { 1 });
     }
 
     #[test]
@@ -142,14 +116,8 @@ mod tests {
     #[test]
     fn numbers_of_both_byte_orders() {
         let bytes = [1, 2, 3, 4, 5, 6, 7, 8];
-        let little = Fields {
-            little: true,
-            wide: true,
-        };
-        let big = Fields {
-            little: false,
-            wide: true,
-        };
+        let little = Fields { little: true, wide: true };
+        let big = Fields { little: false, wide: true };
         assert_eq!(little.u64(&bytes, 0), u64::from_le_bytes(bytes));
         assert_eq!(big.u64(&bytes, 0), u64::from_be_bytes(bytes));
     }

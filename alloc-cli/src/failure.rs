@@ -48,12 +48,7 @@ impl Failure {
         why: impl fmt::Display,
         hint: impl fmt::Display,
     ) -> Self {
-        Self {
-            kind,
-            what: what.to_string(),
-            why: why.to_string(),
-            hint: hint.to_string(),
-        }
+        Self { kind, what: what.to_string(), why: why.to_string(), hint: hint.to_string() }
     }
 
     /// The exit code.

@@ -30,9 +30,7 @@ pub(crate) fn find(named: Option<&Path>) -> Result<Library, Failure> {
         return open(Path::new(&path), VARIABLE);
     }
     let near = env::current_exe().map(|exe| near(&exe)).unwrap_or_default();
-    let indexed = fs::read(LOADER_CACHE)
-        .map(|cache| indexed(&cache))
-        .unwrap_or_default();
+    let indexed = fs::read(LOADER_CACHE).map(|cache| indexed(&cache)).unwrap_or_default();
     match near.iter().chain(&indexed).find(|path| path.is_file()) {
         Some(path) => open(path, "--lib"),
         None => Err(not_found(&near)),
@@ -83,19 +81,10 @@ fn open(path: &Path, source: &str) -> Result<Library, Failure> {
         Failure::not_found(path.display(), why, &hint)
     })?;
     let Some(header) = header.filter(|header| header.shared) else {
-        return Err(Failure::cannot_run(
-            path.display(),
-            "not a shared library",
-            hint,
-        ));
+        return Err(Failure::cannot_run(path.display(), "not a shared library", hint));
     };
     // LD_PRELOAD is a list, separated by either, with no way to quote.
-    if path
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| b": \t\n".contains(byte))
-    {
+    if path.as_os_str().as_bytes().iter().any(|byte| b": \t\n".contains(byte)) {
         return Err(Failure::cannot_run(
             path.display(),
             "LD_PRELOAD cannot name a path with a colon or white space in it",

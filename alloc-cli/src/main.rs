@@ -49,11 +49,8 @@ fn main() -> ExitCode {
 /// clap's message on one line; its tips and usage text are what `--help` prints.
 fn usage(error: &clap::Error) -> Failure {
     let text = error.render().to_string();
-    let first: Vec<&str> = text
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.is_empty())
-        .collect();
+    let first: Vec<&str> =
+        text.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let what = first.join(" ");
     let what = what.strip_prefix("error: ").unwrap_or(&what);
     Failure::usage(what)

@@ -20,11 +20,7 @@ const FORCE: &str = "pass --force to run it on its own allocator";
 /// The file that `name` means.
 pub(crate) fn resolve(name: &OsStr) -> Result<PathBuf, Failure> {
     if name.is_empty() {
-        return Err(Failure::not_found(
-            "''",
-            "no such program",
-            "name a program",
-        ));
+        return Err(Failure::not_found("''", "no such program", "name a program"));
     }
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
@@ -33,10 +29,7 @@ pub(crate) fn resolve(name: &OsStr) -> Result<PathBuf, Failure> {
             Err(error) => Err(unusable(&path, &error)),
         };
     }
-    search(
-        name,
-        &env::var_os("PATH").unwrap_or_else(|| OsString::from(DEFAULT_PATH)),
-    )
+    search(name, &env::var_os("PATH").unwrap_or_else(|| OsString::from(DEFAULT_PATH)))
 }
 
 /// The first runnable file in `list`; one that is not runnable is passed over, but named when no
@@ -99,11 +92,7 @@ pub(crate) fn unusable(path: &Path, error: &io::Error) -> Failure {
             "not executable",
             "check its permissions ('chmod +x')",
         ),
-        _ => Failure::cannot_run(
-            path.display(),
-            error,
-            "check that it runs without thermalloc",
-        ),
+        _ => Failure::cannot_run(path.display(), error, "check that it runs without thermalloc"),
     }
 }
 
@@ -126,10 +115,7 @@ pub(crate) fn check_preloadable(path: &Path, library: elf::Header) -> Result<(),
     if raises_privileges(&path) {
         let why = "runs with raised privileges (set-user-ID, set-group-ID or file capabilities), \
                    so the loader ignores a preload";
-        return refuse(
-            why,
-            &format!("run it as the user it changes to, or {FORCE}"),
-        );
+        return refuse(why, &format!("run it as the user it changes to, or {FORCE}"));
     }
     Ok(())
 }
@@ -151,10 +137,7 @@ fn interpreter_of(path: &Path) -> PathBuf {
 /// The interpreter in a script's first bytes.
 fn interpreter(start: &[u8]) -> Option<PathBuf> {
     let line = start.strip_prefix(b"#!")?;
-    let mut words = line
-        .split(|&byte| byte == b'\n')
-        .next()?
-        .split(|byte| b" \t".contains(byte));
+    let mut words = line.split(|&byte| byte == b'\n').next()?.split(|byte| b" \t".contains(byte));
     let word = words.find(|word| !word.is_empty())?;
     Some(PathBuf::from(OsStr::from_bytes(word)))
 }
@@ -196,10 +179,7 @@ mod tests {
     fn first_lines() {
         let of = |text: &str| interpreter(text.as_bytes());
         assert_eq!(of("#!/bin/sh\necho"), Some(PathBuf::from("/bin/sh")));
-        assert_eq!(
-            of("#! /usr/bin/env -S python3\n"),
-            Some(PathBuf::from("/usr/bin/env"))
-        );
+        assert_eq!(of("#! /usr/bin/env -S python3\n"), Some(PathBuf::from("/usr/bin/env")));
         assert_eq!(of("#!\n/bin/sh"), None);
         assert_eq!(of("/bin/sh"), None);
     }

@@ -105,10 +105,7 @@ impl Options {
         set("hot_window_ms", self.hot_window_ms.map(|n| n.to_string()));
         set("dirty_decay_ms", self.dirty_decay_ms.map(|n| n.to_string()));
         set("cpu_cache_bytes", self.cpu_cache_bytes.clone());
-        set(
-            "background_thread",
-            self.no_background_thread.then(|| "false".to_owned()),
-        );
+        set("background_thread", self.no_background_thread.then(|| "false".to_owned()));
         settings.extend(self.conf.iter().cloned());
         settings
     }
@@ -177,14 +174,8 @@ mod tests {
         let with = |old: &str| preload(ours, Some(old.into())).into_string().unwrap();
         assert_eq!(preload(ours, None), "/l/libthermalloc.so");
         assert_eq!(with(""), "/l/libthermalloc.so");
-        assert_eq!(
-            with("/a.so /b.so:c.so"),
-            "/l/libthermalloc.so:/a.so:/b.so:c.so"
-        );
-        assert_eq!(
-            with("/a.so:/l/libthermalloc.so"),
-            "/l/libthermalloc.so:/a.so"
-        );
+        assert_eq!(with("/a.so /b.so:c.so"), "/l/libthermalloc.so:/a.so:/b.so:c.so");
+        assert_eq!(with("/a.so:/l/libthermalloc.so"), "/l/libthermalloc.so:/a.so");
     }
 
     #[test]

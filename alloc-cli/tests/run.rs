@@ -13,11 +13,7 @@ const SIGPIPE: i32 = 13;
 const SIGTERM: i32 = 15;
 
 static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
-    compile(
-        "libthermalloc.so",
-        "int thermalloc_stand_in;",
-        &["-shared", "-fPIC"],
-    )
+    compile("libthermalloc.so", "int thermalloc_stand_in;", &["-shared", "-fPIC"])
 });
 
 fn folder(name: &str) -> PathBuf {
@@ -30,12 +26,8 @@ fn compile(name: &str, source: &str, flags: &[&str]) -> PathBuf {
     let target = folder("built").join(name);
     let code = target.with_extension("c");
     fs::write(&code, source).unwrap();
-    let status = Command::new("gcc")
-        .args(flags)
-        .arg("-o")
-        .args([&target, &code])
-        .status()
-        .expect("gcc");
+    let status =
+        Command::new("gcc").args(flags).arg("-o").args([&target, &code]).status().expect("gcc");
     assert!(status.success());
     target
 }
@@ -116,10 +108,7 @@ fn the_process_is_the_programs() {
         .unwrap();
     let pid = child.id();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(
-        String::from_utf8(output.stdout).unwrap(),
-        format!("{pid} sh\n")
-    );
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), format!("{pid} sh\n"));
 }
 
 #[test]
@@ -150,10 +139,7 @@ fn a_preload_that_was_there_is_kept_behind_ours() {
 #[test]
 fn options_are_merged_behind_the_inherited_ones() {
     assert_eq!(variable(&mut tool(), "THERMALLOC_CONF"), "");
-    let inherited = variable(
-        tool().env("THERMALLOC_CONF", "stats:true"),
-        "THERMALLOC_CONF",
-    );
+    let inherited = variable(tool().env("THERMALLOC_CONF", "stats:true"), "THERMALLOC_CONF");
     assert_eq!(inherited, "stats:true");
     let merged = variable(
         tool()
@@ -205,19 +191,13 @@ fn help_names_every_option_and_goes_to_stdout() {
         assert!(text.contains(option), "{option}: {text}");
     }
     let version = stdout(Command::new(env!("CARGO_BIN_EXE_thermalloc")).arg("--version"));
-    assert_eq!(
-        version,
-        format!("thermalloc {}\n", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(version, format!("thermalloc {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn the_library_is_found_by_variable_beside_the_tool_and_in_lib() {
-    let by_variable = stdout(
-        bare()
-            .env("THERMALLOC_LIB", &*LIBRARY)
-            .args(["cat", "/proc/self/maps"]),
-    );
+    let by_variable =
+        stdout(bare().env("THERMALLOC_LIB", &*LIBRARY).args(["cat", "/proc/self/maps"]));
     assert!(by_variable.contains(LIBRARY.to_str().unwrap()));
 
     let prefix = folder("prefix");
@@ -234,10 +214,7 @@ fn the_library_is_found_by_variable_beside_the_tool_and_in_lib() {
     for place in ["lib/libthermalloc.so", "bin/libthermalloc.so"] {
         fs::copy(&*LIBRARY, prefix.join(place)).unwrap();
         let mut command = Command::new(&link);
-        command
-            .arg("run")
-            .env_remove("LD_PRELOAD")
-            .env_remove("THERMALLOC_LIB");
+        command.arg("run").env_remove("LD_PRELOAD").env_remove("THERMALLOC_LIB");
         let value = variable(&mut command, "LD_PRELOAD");
         assert_eq!(Path::new(&value), prefix.join(place));
     }
@@ -253,9 +230,7 @@ fn a_library_that_cannot_be_loaded_is_named() {
     let missing = error(&mut with("/nonexistent/libthermalloc.so"), 127);
     assert!(missing.contains("/nonexistent/libthermalloc.so: no such file: give --lib"));
     let mut by_variable = bare();
-    by_variable
-        .env("THERMALLOC_LIB", "/nonexistent.so")
-        .arg("true");
+    by_variable.env("THERMALLOC_LIB", "/nonexistent.so").arg("true");
     assert!(error(&mut by_variable, 127).contains("give THERMALLOC_LIB"));
     assert!(error(&mut with("/etc/passwd"), 126).contains("not a shared library"));
 
@@ -267,9 +242,7 @@ fn a_library_that_cannot_be_loaded_is_named() {
 #[test]
 fn a_relative_library_path_is_made_absolute() {
     let mut command = bare();
-    command
-        .current_dir(LIBRARY.parent().unwrap())
-        .args(["--lib", "libthermalloc.so"]);
+    command.current_dir(LIBRARY.parent().unwrap()).args(["--lib", "libthermalloc.so"]);
     let value = variable(&mut command, "LD_PRELOAD");
     assert_eq!(Path::new(&value), &*LIBRARY);
 }
@@ -309,10 +282,7 @@ fn script(name: &str, text: &str) -> PathBuf {
     let path = folder("scripts").join(name);
     let text_file = path.with_extension("txt");
     fs::write(&text_file, text).unwrap();
-    let status = Command::new("install")
-        .args(["-m", "755"])
-        .args([&text_file, &path])
-        .status();
+    let status = Command::new("install").args(["-m", "755"]).args([&text_file, &path]).status();
     assert!(status.unwrap().success());
     path
 }

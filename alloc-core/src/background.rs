@@ -73,7 +73,9 @@ fn without_thread() {
     let now = Linux.now_ms();
     let next = NEXT_STEP_MS.load(Ordering::Relaxed);
     if now >= next
-        && NEXT_STEP_MS.compare_exchange(next, now + 50, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        && NEXT_STEP_MS
+            .compare_exchange(next, now + 50, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     {
         HEAP.pages.set_times(crate::process::times());
         HEAP.pages.step();

@@ -50,10 +50,7 @@ struct Line {
 
 impl Line {
     fn new() -> Self {
-        Self {
-            bytes: [0; 256],
-            len: 0,
-        }
+        Self { bytes: [0; 256], len: 0 }
     }
 
     fn push(&mut self, bytes: &[u8]) {

@@ -1,6 +1,6 @@
 //! The process's one heap: start-up, the glue between the caches and the arenas, and fork.
-use crate::background;
 use crate::arena::Heap;
+use crate::background;
 use crate::control::{conf, options};
 use crate::front;
 use crate::front::size_class::{SizeClass, class_bytes};
@@ -84,7 +84,10 @@ fn first(random: [u8; 16]) -> [u8; 8] {
 /// The window and the decay that the options ask for.
 pub(crate) fn times() -> Times {
     let ms = |v: i64| u64::try_from(v).ok();
-    Times { window_ms: ms(options::hot_window_ms()).unwrap_or(0), decay_ms: ms(options::dirty_decay_ms()) }
+    Times {
+        window_ms: ms(options::hot_window_ms()).unwrap_or(0),
+        decay_ms: ms(options::dirty_decay_ms()),
+    }
 }
 
 /// Takes blocks of `class` for the cache of `cpu`: a batch that another CPU left, else from its
@@ -175,7 +178,8 @@ pub(crate) fn trim() -> usize {
     HEAP.pages.trim()
 }
 
-static FORK: fork::Handlers = fork::Handlers { prepare: before_fork, parent: after_fork, child: in_child };
+static FORK: fork::Handlers =
+    fork::Handlers { prepare: before_fork, parent: after_fork, child: in_child };
 
 /// Whether everybody was out of the passage when the fork began.
 static QUIET: AtomicBool = AtomicBool::new(true);

@@ -61,7 +61,12 @@ impl<O: Os> Heap<O> {
 
     /// Resizes a large block to `size` bytes, which stays large, where it is or by moving its pages.
     /// `None`: neither is possible, the caller copies.
-    pub(crate) fn resize_large(&self, block: *mut u8, size: usize, align: usize) -> Option<*mut u8> {
+    pub(crate) fn resize_large(
+        &self,
+        block: *mut u8,
+        size: usize,
+        align: usize,
+    ) -> Option<*mut u8> {
         let id = self.extent_of(block, State::Large);
         let old = self.pages.space.extents.get(id).pages();
         let new = self.pages.pages_for(size)?;
@@ -79,7 +84,13 @@ impl<O: Os> Heap<O> {
 
     /// Moves a block's pages to a new extent: nothing is copied. Only into clean pages, since those
     /// that the target has would be lost.
-    fn move_large(&self, block: *mut u8, id: ExtentId, size: usize, align: usize) -> Option<*mut u8> {
+    fn move_large(
+        &self,
+        block: *mut u8,
+        id: ExtentId,
+        size: usize,
+        align: usize,
+    ) -> Option<*mut u8> {
         let old_bytes = (self.pages.space.extents.get(id).pages() as usize) << LG_PAGE;
         if old_bytes < MOVE_BYTES || self.moves.load(Relaxed) >= MOST_MOVES {
             return None;
@@ -90,7 +101,8 @@ impl<O: Os> Heap<O> {
             core::ptr::with_exposed_provenance_mut(self.pages.space.window.address(to_page));
         // SAFETY: both extents are ours alone, and the target's contents are not needed.
         let moved = taken.zero
-            && unsafe { self.pages.space.os.move_pages(block.addr(), to.addr(), old_bytes) }.is_ok();
+            && unsafe { self.pages.space.os.move_pages(block.addr(), to.addr(), old_bytes) }
+                .is_ok();
         if !moved {
             // SAFETY: both are whole blocks of at least `old_bytes` bytes.
             unsafe { core::ptr::copy_nonoverlapping(block, to, old_bytes) };

@@ -203,7 +203,10 @@ impl<O: Os> Heap<O> {
             return None;
         };
         let e = self.extents().get(taken.id);
-        #[allow(clippy::cast_possible_truncation, reason = "slots are at most MOST_SLOTS, arenas 65536")]
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "slots are at most MOST_SLOTS, arenas 65536"
+        )]
         {
             e.set_arena(arena as u16);
             e.set_slots(shape.slots as u16);
@@ -279,7 +282,10 @@ impl<O: Os> Heap<O> {
             let id = self.slab_of(class, blocks[i]);
             let e = self.extents().get(id);
             let slots = self.slots(e);
-            let (start, end) = (self.pages.space.window.address(e.start()), self.pages.space.window.address(e.end()));
+            let (start, end) = (
+                self.pages.space.window.address(e.start()),
+                self.pages.space.window.address(e.end()),
+            );
             let mut freed = 0;
             while i < blocks.len() && (start..end).contains(&blocks[i].addr()) {
                 self.free_slot(e, &slots, start, blocks[i]);
@@ -299,7 +305,11 @@ impl<O: Os> Heap<O> {
         if let Some(page) = window.page_of(block.addr()) {
             let id = window.owner(page);
             let e = self.extents().get(id);
-            if id != 0 && e.state() == State::Slab && e.code() == class && (e.start()..e.end()).contains(&page) {
+            if id != 0
+                && e.state() == State::Slab
+                && e.code() == class
+                && (e.start()..e.end()).contains(&page)
+            {
                 return id;
             }
         }
@@ -402,12 +412,16 @@ impl<O: Os> Heap<O> {
     /// Bytes that are out (live, or in a cache above), and the slabs, blocks and large blocks that
     /// hold them.
     pub(crate) fn usage(&self) -> Usage {
-        let mut u = Usage { metadata_bytes: self.spare_bits.lock().next_new as usize * size_of::<Bits>()
+        let mut u = Usage {
+            metadata_bytes: self.spare_bits.lock().next_new as usize * size_of::<Bits>()
                 + self.arenas.mapped_bytes()
-                + *self.table_pages.lock() * PAGE, ..Usage::default() };
+                + *self.table_pages.lock() * PAGE,
+            ..Usage::default()
+        };
         self.pages.for_each_in_use(|e| match e.state() {
             State::Slab => {
-                let used = u32::from(e.slots()) - self.slots(e).free_count().min(u32::from(e.slots()));
+                let used =
+                    u32::from(e.slots()) - self.slots(e).free_count().min(u32::from(e.slots()));
                 u.slabs += 1;
                 u.slab_bytes += (e.pages() as usize) << LG_PAGE;
                 u.out_bytes += used as usize * class_bytes(e.code());
@@ -426,9 +440,11 @@ impl<O: Os> Heap<O> {
     pub(crate) fn locks(&self) -> impl Iterator<Item = &RawLock> {
         let arenas = (0..self.arena_count()).map(|index| self.arena(index).bins.raw());
         let [purging, pages] = self.pages.locks();
-        core::iter::once(purging)
-            .chain(arenas)
-            .chain([self.table_pages.raw(), self.spare_bits.raw(), pages])
+        core::iter::once(purging).chain(arenas).chain([
+            self.table_pages.raw(),
+            self.spare_bits.raw(),
+            pages,
+        ])
     }
 }
 

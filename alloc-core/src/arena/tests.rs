@@ -134,7 +134,8 @@ impl Model {
     fn free(&mut self, nth: usize, count: usize) {
         let mut by_class: BTreeMap<u8, Vec<*mut u8>> = BTreeMap::new();
         let skip = nth % self.live.len().max(1);
-        let chosen: Vec<_> = self.live.iter().skip(skip).take(count).map(|(&p, &b)| (p, b)).collect();
+        let chosen: Vec<_> =
+            self.live.iter().skip(skip).take(count).map(|(&p, &b)| (p, b)).collect();
         for (p, block) in chosen {
             self.verify(p, block, block.size);
             self.live.remove(&p);
@@ -239,7 +240,10 @@ fn threads_free_what_others_took() {
                         unsafe { p.cast::<usize>().write(p.addr()) };
                     }
                     let to = (x >> 40) as usize % 4;
-                    mesh[to].lock().unwrap().extend(out[..n].iter().map(|p| (class, p.expose_provenance())));
+                    mesh[to]
+                        .lock()
+                        .unwrap()
+                        .extend(out[..n].iter().map(|p| (class, p.expose_provenance())));
                     let mine = core::mem::take(&mut *mesh[me as usize].lock().unwrap());
                     for (class, p) in mine {
                         // SAFETY: the block was handed over.

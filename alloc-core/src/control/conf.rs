@@ -179,9 +179,7 @@ fn apply<'a>(options: &Options, text: &'a [u8], mut fault: impl FnMut(Fault<'a>)
 
 fn is_jemalloc_name(name: &[u8]) -> bool {
     JEMALLOC_NAMES.iter().any(|known| known.as_bytes() == name)
-        || JEMALLOC_FAMILIES
-            .iter()
-            .any(|family| name.starts_with(family.as_bytes()))
+        || JEMALLOC_FAMILIES.iter().any(|family| name.starts_with(family.as_bytes()))
 }
 
 fn message(options: &Options, fault: Fault<'_>, count: u64) -> Line<MESSAGE_BYTES> {
@@ -196,14 +194,10 @@ fn message(options: &Options, fault: Fault<'_>, count: u64) -> Line<MESSAGE_BYTE
             };
         }
         Fault::NoValue(name) => {
-            line.excerpt(name, EXCERPT_BYTES)
-                .str(": has no value: write name:value");
+            line.excerpt(name, EXCERPT_BYTES).str(": has no value: write name:value");
         }
         Fault::Invalid(row, value) => {
-            line.str(row.name)
-                .str(": \"")
-                .excerpt(value, EXCERPT_BYTES)
-                .str("\" is not ");
+            line.str(row.name).str(": \"").excerpt(value, EXCERPT_BYTES).str("\" is not ");
             expected(row, &mut line);
             line.str(": using ");
             row.show(row.get_in(options), &mut line);
@@ -283,10 +277,7 @@ mod tests {
         };
         let options = Options::new();
         let line = load_in(&options, env, secure);
-        (
-            options,
-            line.map(|line| String::from_utf8(line.as_bytes().to_vec()).unwrap()),
-        )
+        (options, line.map(|line| String::from_utf8(line.as_bytes().to_vec()).unwrap()))
     }
 
     fn value(options: &Options, name: &str) -> i64 {
@@ -325,18 +316,12 @@ mod tests {
                 "hot_window_ms:abc",
                 "option hot_window_ms: \"abc\" is not a number from 0 to 60000: using 5000",
             ),
-            (
-                "rseq=1",
-                "option rseq: \"1\" is not true or false: using true",
-            ),
+            ("rseq=1", "option rseq: \"1\" is not true or false: using true"),
             (
                 "cpu_cache_bytes:2G",
                 "option cpu_cache_bytes: \"2G\" is not a size from 0 to 1G: using 8M",
             ),
-            (
-                "hot_windw_ms:1",
-                "option hot_windw_ms: unknown: did you mean hot_window_ms?",
-            ),
+            ("hot_windw_ms:1", "option hot_windw_ms: unknown: did you mean hot_window_ms?"),
             ("colour:red", "option colour: unknown: ignored"),
             ("=1;;=", "option : unknown: ignored"),
             ("rseq", "option rseq: has no value: write name:value"),
@@ -348,11 +333,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             let line = complaint(text).unwrap();
-            assert_eq!(
-                line,
-                String::from("thermalloc: ") + expected + "\n",
-                "{text}"
-            );
+            assert_eq!(line, String::from("thermalloc: ") + expected + "\n", "{text}");
         }
     }
 
@@ -368,11 +349,7 @@ mod tests {
             assert_eq!(complaint(text), None, "{text}");
         }
         for name in JEMALLOC_NAMES.iter().filter(|name| find(name).is_none()) {
-            assert_eq!(
-                complaint(&(String::from(*name) + ":\u{1}odd")),
-                None,
-                "{name}"
-            );
+            assert_eq!(complaint(&(String::from(*name) + ":\u{1}odd")), None, "{name}");
         }
         for text in [
             "dirty_decay_ms:99999999999999999999999,narenas:-5",
@@ -384,10 +361,7 @@ mod tests {
         ] {
             let (options, line) = load_texts(text.as_bytes(), b"", false);
             assert_eq!(line, None, "{text}");
-            assert!(
-                ROWS.iter().all(|row| row.get_in(&options) == row.default),
-                "{text}"
-            );
+            assert!(ROWS.iter().all(|row| row.get_in(&options) == row.default), "{text}");
         }
     }
 
@@ -409,16 +383,8 @@ mod tests {
     }
 
     fn items() -> impl Strategy<Value = Vec<u8>> {
-        let names: Vec<&str> = ROWS
-            .iter()
-            .map(|row| row.name)
-            .chain(["thp", "x", ""])
-            .collect();
-        let item = (
-            prop::sample::select(names),
-            "[:= ]{0,2}",
-            "-?[0-9]{0,20}[KMG]?|true|.{0,60}",
-        )
+        let names: Vec<&str> = ROWS.iter().map(|row| row.name).chain(["thp", "x", ""]).collect();
+        let item = (prop::sample::select(names), "[:= ]{0,2}", "-?[0-9]{0,20}[KMG]?|true|.{0,60}")
             .prop_map(|(name, separator, value)| String::from(name) + &separator + &value);
         prop::collection::vec(item, 0..6).prop_map(|items| items.join(",").into_bytes())
     }
@@ -426,21 +392,13 @@ mod tests {
     fn check(own: &[u8], malloc: &[u8]) -> Result<(), TestCaseError> {
         let (options, line) = load_texts(malloc, own, false);
         for row in ROWS {
-            prop_assert!(
-                (row.min..=row.max).contains(&row.get_in(&options)),
-                "{}",
-                row.name
-            );
+            prop_assert!((row.min..=row.max).contains(&row.get_in(&options)), "{}", row.name);
         }
         if let Some(line) = line {
             prop_assert!(line.len() <= MESSAGE_BYTES);
             prop_assert!(line.starts_with("thermalloc: option "));
             prop_assert_eq!(line.find('\n'), Some(line.len() - 1));
-            prop_assert!(
-                line.trim_end()
-                    .bytes()
-                    .all(|byte| (b' '..=b'~').contains(&byte))
-            );
+            prop_assert!(line.trim_end().bytes().all(|byte| (b' '..=b'~').contains(&byte)));
         }
         Ok(())
     }

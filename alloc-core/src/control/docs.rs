@@ -79,24 +79,14 @@ fn options_page() -> String {
             Mutability::Live => "live",
         };
         let (name, values, default) = (row.name, values(row), shown(row, row.default));
-        page += &format!(
-            "| `{name}` | {values} | {default} | {set} | {} |\n",
-            row.doc
-        );
+        page += &format!("| `{name}` | {values} | {default} | {set} | {} |\n", row.doc);
     }
     page += JEMALLOC_HEAD;
     for name in JEMALLOC_NAMES {
-        let effect = if options::find(name).is_some() {
-            "as above"
-        } else {
-            "none yet"
-        };
+        let effect = if options::find(name).is_some() { "as above" } else { "none yet" };
         page += &format!("| `{name}` | {effect} |\n");
     }
-    let families: Vec<String> = JEMALLOC_FAMILIES
-        .iter()
-        .map(|f| format!("`{f}*`"))
-        .collect();
+    let families: Vec<String> = JEMALLOC_FAMILIES.iter().map(|f| format!("`{f}*`")).collect();
     page + &format!("| any other of {} | none yet |\n", families.join(", "))
 }
 

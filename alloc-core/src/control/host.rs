@@ -222,9 +222,7 @@ extern "C" fn stat_count() -> usize {
 }
 
 extern "C" fn stat_name(index: usize) -> *const c_char {
-    stats::ROWS
-        .get(index)
-        .map_or(core::ptr::null(), |row| row.c_name.as_ptr())
+    stats::ROWS.get(index).map_or(core::ptr::null(), |row| row.c_name.as_ptr())
 }
 
 /// # Safety
@@ -276,10 +274,7 @@ mod tests {
         assert_eq!(HOST.option("cpu_cache_bytes", &mut out[..3]), None);
         assert_eq!(HOST.option("colour", &mut out), None);
         assert_eq!(HOST.set_option("strip_deepbind", "true"), Ok(()));
-        assert_eq!(
-            HOST.set_option("strip_deepbind", "1"),
-            Err(SetError::Invalid)
-        );
+        assert_eq!(HOST.set_option("strip_deepbind", "1"), Err(SetError::Invalid));
         assert_eq!(HOST.set_option("rseq", "true"), Err(SetError::StartOnly));
         assert_eq!(HOST.set_option("colour", "red"), Err(SetError::Unknown));
     }
@@ -336,15 +331,8 @@ mod tests {
         };
         let table = HostTable::this;
         assert!(accepted(&HOST));
-        assert!(accepted(&HostTable {
-            version: 2,
-            size: 200,
-            ..table()
-        }));
-        assert!(!accepted(&HostTable {
-            version: 0,
-            ..table()
-        }));
+        assert!(accepted(&HostTable { version: 2, size: 200, ..table() }));
+        assert!(!accepted(&HostTable { version: 0, ..table() }));
         assert!(!accepted(&HostTable { size: 8, ..table() }));
         // SAFETY: null is allowed.
         assert!(unsafe { HostTable::from_ptr(core::ptr::null()) }.is_none());

@@ -206,11 +206,7 @@ fn as_set(_: &Options, stored: i64) -> i64 {
 /// A decay of 0 asks for purging at once; the window set before is in force again when it ends.
 #[inline]
 fn zero_where_purged_at_once(options: &Options, stored: i64) -> i64 {
-    if options.dirty_decay_ms.load(Relaxed) == 0 {
-        0
-    } else {
-        stored
-    }
+    if options.dirty_decay_ms.load(Relaxed) == 0 { 0 } else { stored }
 }
 
 impl Row {
@@ -340,9 +336,7 @@ fn number(text: &[u8]) -> Option<i64> {
         if !digit.is_ascii_digit() {
             return None;
         }
-        value = value
-            .checked_mul(10)?
-            .checked_add(i64::from(digit - b'0'))?;
+        value = value.checked_mul(10)?.checked_add(i64::from(digit - b'0'))?;
     }
     Some(if negative { -value } else { value })
 }
@@ -399,15 +393,7 @@ mod tests {
         let decay = row("dirty_decay_ms");
         assert_eq!(decay.parse(b"-1"), Some(-1));
         assert_eq!(decay.parse(b"0"), Some(0));
-        for bad in [
-            "",
-            "-",
-            "-2",
-            "1e9",
-            "+1",
-            "0x10",
-            "99999999999999999999999",
-        ] {
+        for bad in ["", "-", "-2", "1e9", "+1", "0x10", "99999999999999999999999"] {
             assert_eq!(decay.parse(bad.as_bytes()), None, "{bad}");
         }
         let cache = row("cpu_cache_bytes");
@@ -439,10 +425,7 @@ mod tests {
         let options = Options::new();
         assert_eq!(row("narenas").set_in(&options, 4), Err(SetError::StartOnly));
         assert_eq!(set("narenas", "4"), Err(SetError::StartOnly));
-        assert_eq!(
-            row("hot_window_ms").set_in(&options, 60_001),
-            Err(SetError::Invalid)
-        );
+        assert_eq!(row("hot_window_ms").set_in(&options, 60_001), Err(SetError::Invalid));
         assert_eq!(row("hot_window_ms").get_in(&options), 5000);
         assert_eq!(set("hot_window_ms", "soon"), Err(SetError::Invalid));
         assert_eq!(set("hot_window", "1"), Err(SetError::Unknown));

@@ -27,10 +27,7 @@ pub fn write(format: Format, sink: &mut dyn FnMut(&[u8])) {
 }
 
 fn write_of(format: Format, stats: &Stats, options: &Options, sink: &mut dyn FnMut(&[u8])) {
-    let mut out = Out {
-        line: Line::new(),
-        sink,
-    };
+    let mut out = Out { line: Line::new(), sink };
     match format {
         Format::Text => text(&mut out, stats, options),
         Format::Json => json(&mut out, stats, options),
@@ -60,11 +57,7 @@ fn text(out: &mut Out<'_>, stats: &Stats, options: &Options) {
     out.whole(concat!("thermalloc ", env!("CARGO_PKG_VERSION")));
     out.whole("statistics");
     for row in stats::ROWS {
-        out.line
-            .str("  ")
-            .str(row.name)
-            .pad(VALUE_COLUMN)
-            .unsigned(row.get(stats));
+        out.line.str("  ").str(row.name).pad(VALUE_COLUMN).unsigned(row.get(stats));
         let word = row.unit.word();
         if !word.is_empty() {
             out.line.str(" ").str(word);
@@ -80,11 +73,7 @@ fn text(out: &mut Out<'_>, stats: &Stats, options: &Options) {
 }
 
 fn json(out: &mut Out<'_>, stats: &Stats, options: &Options) {
-    out.whole(concat!(
-        "{\"thermalloc\":{\"version\":\"",
-        env!("CARGO_PKG_VERSION"),
-        "\","
-    ));
+    out.whole(concat!("{\"thermalloc\":{\"version\":\"", env!("CARGO_PKG_VERSION"), "\","));
     out.whole("\"stats\":{");
     for (i, row) in stats::ROWS.iter().enumerate() {
         member(out, i, row.name).unsigned(row.get(stats));
@@ -99,10 +88,7 @@ fn json(out: &mut Out<'_>, stats: &Stats, options: &Options) {
 }
 
 fn member<'a>(out: &'a mut Out<'_>, index: usize, name: &str) -> &'a mut Line<LINE_BYTES> {
-    out.line
-        .str(if index == 0 { "\"" } else { ",\"" })
-        .str(name)
-        .str("\":")
+    out.line.str(if index == 0 { "\"" } else { ",\"" }).str(name).str("\":")
 }
 
 /// One heap, as arenas share the page layer; `fast` is what the caches hold, `rest` the dirty
@@ -119,22 +105,12 @@ fn malloc_info(out: &mut Out<'_>, stats: &Stats, options: &Options) {
     total(out, "mmap", stats.large_live_blocks, stats.large_live_bytes);
     sizes(out, stats);
     for row in stats::ROWS {
-        out.line
-            .str("<statistic name=\"")
-            .str(row.name)
-            .str("\" unit=\"")
-            .str(row.unit.word());
-        out.line
-            .str("\" value=\"")
-            .unsigned(row.get(stats))
-            .str("\"/>");
+        out.line.str("<statistic name=\"").str(row.name).str("\" unit=\"").str(row.unit.word());
+        out.line.str("\" value=\"").unsigned(row.get(stats)).str("\"/>");
         out.end();
     }
     for row in options::ROWS {
-        out.line
-            .str("<option name=\"")
-            .str(row.name)
-            .str("\" value=\"");
+        out.line.str("<option name=\"").str(row.name).str("\" value=\"");
         row.show_plain(row.get_in(options), &mut out.line);
         out.whole("\"/>");
     }
@@ -147,11 +123,7 @@ fn free_totals(out: &mut Out<'_>, stats: &Stats) {
 }
 
 fn total(out: &mut Out<'_>, kind: &str, count: u64, size: u64) {
-    out.line
-        .str("<total type=\"")
-        .str(kind)
-        .str("\" count=\"")
-        .unsigned(count);
+    out.line.str("<total type=\"").str(kind).str("\" count=\"").unsigned(count);
     out.line.str("\" size=\"").unsigned(size).str("\"/>");
     out.end();
 }
@@ -184,10 +156,7 @@ mod tests {
         });
         let mut lines: Vec<u8> = Vec::new();
         write_of(format, &stats, &Options::new(), &mut |line| {
-            assert_eq!(
-                line.iter().position(|&byte| byte == b'\n'),
-                Some(line.len() - 1)
-            );
+            assert_eq!(line.iter().position(|&byte| byte == b'\n'), Some(line.len() - 1));
             lines.extend(line);
         });
         (stats, String::from_utf8(lines).unwrap())
@@ -197,11 +166,8 @@ mod tests {
     fn text_has_every_row() {
         let (stats, text) = report(Format::Text);
         for row in stats::ROWS {
-            let mut words = text
-                .lines()
-                .find(|l| l.trim_start().starts_with(row.name))
-                .unwrap()
-                .split(' ');
+            let mut words =
+                text.lines().find(|l| l.trim_start().starts_with(row.name)).unwrap().split(' ');
             let value = words.rfind(|word| word.parse::<u64>().is_ok()).unwrap();
             assert_eq!(value, row.get(&stats).to_string(), "{}", row.name);
         }
@@ -216,10 +182,7 @@ mod tests {
             loop {
                 inner = inner.trim_start().strip_prefix('"').expect("a name");
                 let (name, value) = inner.split_once("\":").expect("the end of a name");
-                assert!(
-                    name.bytes().all(|b| b == b'_' || b.is_ascii_lowercase()),
-                    "{name}"
-                );
+                assert!(name.bytes().all(|b| b == b'_' || b.is_ascii_lowercase()), "{name}");
                 inner = value;
                 json_value(&mut inner, &(String::from(path) + "." + name), found);
                 inner = inner.trim_start();
@@ -266,11 +229,7 @@ mod tests {
         }
         assert!(open.is_empty());
         assert!(text.starts_with("<malloc version=\"1\">\n<heap nr=\"0\">\n<sizes>\n"));
-        assert_eq!(
-            text.matches("<total type=\"fast\" count=\"7\" size=\"0\"/>")
-                .count(),
-            2
-        );
+        assert_eq!(text.matches("<total type=\"fast\" count=\"7\" size=\"0\"/>").count(), 2);
         assert!(text.contains("<option name=\"narenas\" value=\"0\"/>\n"));
     }
 }

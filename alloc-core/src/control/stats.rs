@@ -156,9 +156,7 @@ stats! {
 }
 
 fn sum(parts: &[u64]) -> u64 {
-    parts
-        .iter()
-        .fold(0, |total, part| total.saturating_add(*part))
+    parts.iter().fold(0, |total, part| total.saturating_add(*part))
 }
 
 /// Reads every figure.
@@ -193,34 +191,16 @@ mod tests {
 
     #[test]
     fn an_estimate_of_nonsense_is_no_overflow() {
-        let counters = Counters {
-            active_bytes: u64::MAX,
-            dirty_bytes: 1,
-            ..Counters::default()
-        };
+        let counters = Counters { active_bytes: u64::MAX, dirty_bytes: 1, ..Counters::default() };
         assert_eq!(Stats::read(&counters).resident_bytes, u64::MAX);
     }
 
     #[test]
     fn names_are_unique_and_say_their_unit() {
         for (i, row) in ROWS.iter().enumerate() {
-            assert!(
-                ROWS[..i].iter().all(|other| other.name != row.name),
-                "{}",
-                row.name
-            );
-            assert_eq!(
-                row.name.ends_with("_bytes"),
-                row.unit == Unit::Bytes,
-                "{}",
-                row.name
-            );
-            assert_eq!(
-                row.name.ends_with("_ns"),
-                row.unit == Unit::Nanoseconds,
-                "{}",
-                row.name
-            );
+            assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{}", row.name);
+            assert_eq!(row.name.ends_with("_bytes"), row.unit == Unit::Bytes, "{}", row.name);
+            assert_eq!(row.name.ends_with("_ns"), row.unit == Unit::Nanoseconds, "{}", row.name);
             assert_eq!(row.c_name.to_str(), Ok(row.name));
             assert!(row.doc.ends_with('.'), "{}", row.name);
         }

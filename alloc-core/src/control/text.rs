@@ -10,10 +10,7 @@ pub(crate) struct Line<const N: usize> {
 
 impl<const N: usize> Line<N> {
     pub(crate) const fn new() -> Self {
-        Line {
-            buf: [0; N],
-            len: 0,
-        }
+        Line { buf: [0; N], len: 0 }
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8] {

@@ -135,7 +135,12 @@ impl Cache {
     /// Enters pages that the window has just grown by, coalesced with a clean piece before them.
     pub(crate) fn add_fresh<O: Os>(&mut self, sp: &Space<O>, run: Run, skipped: u32) {
         if skipped > 0 {
-            self.describe(sp, Run { start: run.start - skipped, pages: skipped }, State::Foreign, 0);
+            self.describe(
+                sp,
+                Run { start: run.start - skipped, pages: skipped },
+                State::Foreign,
+                0,
+            );
         }
         let id = self.describe(sp, run, State::Clean, 0);
         self.put_clean(sp, id);
@@ -169,8 +174,16 @@ impl Cache {
         let before = if after == 0 { self.oldest } else { sp.extents.get(after).next() };
         e.set_prev(after);
         e.set_next(before);
-        if after == 0 { self.oldest = id } else { sp.extents.get(after).set_next(id) }
-        if before == 0 { self.youngest = id } else { sp.extents.get(before).set_prev(id) }
+        if after == 0 {
+            self.oldest = id
+        } else {
+            sp.extents.get(after).set_next(id)
+        }
+        if before == 0 {
+            self.youngest = id
+        } else {
+            sp.extents.get(before).set_prev(id)
+        }
         self.dirty_pages += u64::from(e.pages());
         self.dirty_pieces += 1;
         self.dirty.insert(&sp.extents, id);
@@ -183,7 +196,10 @@ impl Cache {
         let left = left_of(sp, run.start);
         if left != 0 && fits(sp.extents.get(left)) {
             self.unlink(sp, left);
-            run = Run { start: sp.extents.get(left).start(), pages: run.pages + sp.extents.get(left).pages() };
+            run = Run {
+                start: sp.extents.get(left).start(),
+                pages: run.pages + sp.extents.get(left).pages(),
+            };
             self.drop_record(sp, left);
         }
         let right = right_of(sp, run.end());
@@ -208,8 +224,16 @@ impl Cache {
         self.dirty_pages -= pages;
         self.dirty_pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
-        if prev == 0 { self.oldest = next } else { sp.extents.get(prev).set_next(next) }
-        if next == 0 { self.youngest = prev } else { sp.extents.get(next).set_prev(prev) }
+        if prev == 0 {
+            self.oldest = next
+        } else {
+            sp.extents.get(prev).set_next(next)
+        }
+        if next == 0 {
+            self.youngest = prev
+        } else {
+            sp.extents.get(next).set_prev(prev)
+        }
         e.set_prev(0);
         e.set_next(0);
     }
@@ -286,7 +310,11 @@ impl Cache {
                 let tail = Run { start: run.end(), pages: piece.end() - run.end() };
                 self.put_rest(sp, tail, state, stamp, after);
             }
-            if taken == 0 { taken = id } else { self.drop_record(sp, id) }
+            if taken == 0 {
+                taken = id
+            } else {
+                self.drop_record(sp, id)
+            }
             at = piece.end();
             if at < run.end() {
                 id = sp.window.owner(at);
@@ -298,7 +326,14 @@ impl Cache {
 
     /// Puts back what is left of a piece that was cut, with its age. Returns the piece to put the
     /// next one of the same age after.
-    fn put_rest<O: Os>(&mut self, sp: &Space<O>, run: Run, state: State, stamp: u64, after: ExtentId) -> ExtentId {
+    fn put_rest<O: Os>(
+        &mut self,
+        sp: &Space<O>,
+        run: Run,
+        state: State,
+        stamp: u64,
+        after: ExtentId,
+    ) -> ExtentId {
         let id = self.describe(sp, run, state, stamp);
         if state == State::Clean {
             self.clean_pages += u64::from(run.pages);

@@ -1,7 +1,7 @@
 //! The page heap: one lock over the free pieces, the demand window and the accounts. It gives out
 //! extents and takes them back; `step` gives cold pages to the kernel, a little at a time.
-use super::cache::{Cache, Space};
 use super::base::Table;
+use super::cache::{Cache, Space};
 use super::page_map::{LG_PAGE, PAGE, Window};
 use super::{ExtentId, Extents, State};
 use crate::heat::decay::{self, Sight, Times};

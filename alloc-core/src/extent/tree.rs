@@ -35,7 +35,11 @@ impl Tree {
 
     fn key(&self, extents: &Extents, id: ExtentId) -> Key {
         let e = extents.get(id);
-        if self.by_size { (u64::from(e.pages()) << 32) | u64::from(e.start()) } else { u64::from(e.start()) }
+        if self.by_size {
+            (u64::from(e.pages()) << 32) | u64::from(e.start())
+        } else {
+            u64::from(e.start())
+        }
     }
 
     pub(crate) fn insert(&mut self, extents: &Extents, id: ExtentId) {
@@ -137,11 +141,19 @@ impl Tree {
         while at != 0 {
             let node = extents.get(at);
             if self.key(extents, at) < key {
-                if left_end == 0 { left = at } else { extents.get(left_end).set_right(at) }
+                if left_end == 0 {
+                    left = at
+                } else {
+                    extents.get(left_end).set_right(at)
+                }
                 left_end = at;
                 at = node.right();
             } else {
-                if right_end == 0 { right = at } else { extents.get(right_end).set_left(at) }
+                if right_end == 0 {
+                    right = at
+                } else {
+                    extents.get(right_end).set_left(at)
+                }
                 right_end = at;
                 at = node.left();
             }

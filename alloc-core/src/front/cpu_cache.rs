@@ -37,11 +37,7 @@ enum State {
 
 impl State {
     const fn entry(self) -> *mut Region {
-        (&raw const EMPTY)
-            .cast::<u64>()
-            .wrapping_add(8 + self as usize)
-            .cast_mut()
-            .cast()
+        (&raw const EMPTY).cast::<u64>().wrapping_add(8 + self as usize).cast_mut().cast()
     }
 
     /// The state that an entry stands for; `None`: it is a region.
@@ -144,19 +140,12 @@ impl CpuCaches {
         let table = base.cast::<Entry>();
         for i in 0..BEFORE + count {
             // SAFETY: inside the new mapping, aligned, and nobody else has it yet.
-            unsafe {
-                table
-                    .wrapping_add(i)
-                    .write(AtomicPtr::new(State::Absent.entry()))
-            };
+            unsafe { table.wrapping_add(i).write(AtomicPtr::new(State::Absent.entry())) };
         }
-        self.index_field
-            .store(rseq::index_field(many_nodes), Relaxed);
-        self.can_drain
-            .store(u32::from(rseq::register_fence()), Relaxed);
+        self.index_field.store(rseq::index_field(many_nodes), Relaxed);
+        self.can_drain.store(u32::from(rseq::register_fence()), Relaxed);
         // Zero bytes are a valid `Cpu`.
-        self.cpus
-            .store(base.wrapping_add(table_bytes).cast(), Relaxed);
+        self.cpus.store(base.wrapping_add(table_bytes).cast(), Relaxed);
         self.table.store(table, Release);
         self.count.store(count, Release);
         true
@@ -187,9 +176,7 @@ impl CpuCaches {
 
     /// Moves `cpu` from one entry to another; false if it had left the first.
     fn transition(&self, cpu: usize, from: *mut Region, to: *mut Region) -> bool {
-        self.entry(cpu)
-            .compare_exchange(from, to, AcqRel, Relaxed)
-            .is_ok()
+        self.entry(cpu).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
     }
 
     /// The cache of `cpu`, made or taken up again if it has to be; `None` where there is none to
@@ -204,37 +191,24 @@ impl CpuCaches {
             Some(State::Busy | State::Creating) => return None,
             Some(State::Absent) if self.region(cpu).is_none() => self.create(backend, cpu)?,
             Some(State::Absent | State::Parked) => {
-                self.transition(cpu, entry, self.cpu(cpu).region.load(Acquire))
-                    .then_some(())?;
+                self.transition(cpu, entry, self.cpu(cpu).region.load(Acquire)).then_some(())?;
             }
         }
-        Some(OnCpu {
-            caches: self,
-            cpu,
-            region: self.region(cpu)?,
-        })
+        Some(OnCpu { caches: self, cpu, region: self.region(cpu)? })
     }
 
     fn create(&self, backend: &impl Backend, cpu: usize) -> Option<()> {
-        self.transition(cpu, State::Absent.entry(), State::Creating.entry())
-            .then_some(())?;
+        self.transition(cpu, State::Absent.entry(), State::Creating.entry()).then_some(())?;
         let region = backend.map(LAYOUT.bytes).cast::<Region>();
         // SAFETY: null, or zeroed memory of at least a region's size that nobody else has yet.
         let made = unsafe { region.as_ref() };
         if let Some(made) = made {
             empty_headers(made);
             // A fork may have taken the entry, and another thread may have made a region since.
-            let _ = self
-                .cpu(cpu)
-                .region
-                .compare_exchange(null_mut(), region, AcqRel, Relaxed);
+            let _ = self.cpu(cpu).region.compare_exchange(null_mut(), region, AcqRel, Relaxed);
         }
         let made = self.cpu(cpu).region.load(Acquire);
-        let entry = if made.is_null() {
-            State::Absent.entry()
-        } else {
-            made
-        };
+        let entry = if made.is_null() { State::Absent.entry() } else { made };
         (self.transition(cpu, State::Creating.entry(), entry) && !made.is_null()).then_some(())
     }
 
@@ -296,9 +270,7 @@ impl CpuCaches {
 
     /// Empties the caches of all CPUs; the number of blocks.
     pub(crate) fn drain_all(&self, backend: &impl Backend) -> usize {
-        (0..self.count())
-            .filter_map(|cpu| self.drain(backend, cpu))
-            .sum()
+        (0..self.count()).filter_map(|cpu| self.drain(backend, cpu)).sum()
     }
 
     /// Empties the caches of the CPUs on which nothing happened since the last two calls; the
@@ -331,18 +303,13 @@ impl CpuCaches {
 
     /// Bytes of room and blocks in the caches of all CPUs, by a glance.
     pub(crate) fn used_bytes(&self) -> usize {
-        (0..self.count())
-            .map(|cpu| self.cpu(cpu).account.used())
-            .sum()
+        (0..self.count()).map(|cpu| self.cpu(cpu).account.used()).sum()
     }
 
     /// Blocks of `class` in the caches of all CPUs, by a glance.
     pub(crate) fn cached_blocks(&self, class: SizeClass) -> usize {
         let blocks = |region: &Region| region.header(class).cur.saturating_sub(LAYOUT.first(class));
-        (0..self.count())
-            .filter_map(|cpu| self.region(cpu))
-            .map(|r| usize::from(blocks(r)))
-            .sum()
+        (0..self.count()).filter_map(|cpu| self.region(cpu)).map(|r| usize::from(blocks(r))).sum()
     }
 
     /// Before a fork: takes every cache out of use, so that the child's copy of it is whole. Only
@@ -362,11 +329,7 @@ impl CpuCaches {
     pub(crate) fn fork_parent(&self) {
         for cpu in 0..self.count() {
             let region = self.cpu(cpu).region.load(Acquire);
-            let entry = if region.is_null() {
-                State::Absent.entry()
-            } else {
-                region
-            };
+            let entry = if region.is_null() { State::Absent.entry() } else { region };
             self.entry(cpu).store(entry, Release);
         }
         self.initialising.store(0, Release);
@@ -492,18 +455,14 @@ fn take_out(region: &Region, backend: &impl Backend, cpu: usize) -> usize {
 fn digest(region: &Region) -> u32 {
     classes().fold(1, |sum: u32, class| {
         let Header { cur, end } = region.header(class);
-        (sum ^ u32::from(cur) ^ u32::from(end) << 16)
-            .wrapping_mul(0x9e37_79b1)
-            .rotate_left(5)
+        (sum ^ u32::from(cur) ^ u32::from(end) << 16).wrapping_mul(0x9e37_79b1).rotate_left(5)
     })
 }
 
 /// What the room of a region amounts to.
 fn room_bytes(region: &Region) -> usize {
     let room = |class| region.header(class).end.saturating_sub(LAYOUT.first(class));
-    classes()
-        .map(|class| usize::from(room(class)) * class_bytes(class))
-        .sum()
+    classes().map(|class| usize::from(room(class)) * class_bytes(class)).sum()
 }
 
 fn yield_now() {
@@ -642,18 +601,12 @@ mod tests {
         pin(&[0]);
         let array = caches.open(&tokens, rseq::cpu().unwrap()).unwrap();
         let old = array.header(8);
-        let new = Header {
-            end: old.end + 5,
-            ..old
-        };
+        let new = Header { end: old.end + 5, ..old };
         assert!(!array.replace(8, new, old));
         assert!(array.replace(8, old, new));
         assert_eq!(array.header(8), new);
         caches.fork_prepare();
-        assert!(
-            !array.replace(8, new, old),
-            "the region is not in the table"
-        );
+        assert!(!array.replace(8, new, old), "the region is not in the table");
         caches.fork_parent();
         assert!(array.replace(8, new, old));
         pin(&[0, 1]);
@@ -730,11 +683,7 @@ mod tests {
         struct Poor<'a>(&'a Tokens, usize);
         impl Backend for Poor<'_> {
             fn map(&self, bytes: usize) -> *mut u8 {
-                if bytes > self.1 {
-                    null_mut()
-                } else {
-                    self.0.map(bytes)
-                }
+                if bytes > self.1 { null_mut() } else { self.0.map(bytes) }
             }
             fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
                 self.0.fetch(arena, class, out)
@@ -805,8 +754,7 @@ mod tests {
         // SAFETY: as above.
         if !unsafe { rseq::push(torture.caches.table(), 2, block) } {
             let free = |slot: &&AtomicPtr<u8>| {
-                slot.compare_exchange(null_mut(), block, SeqCst, SeqCst)
-                    .is_ok()
+                slot.compare_exchange(null_mut(), block, SeqCst, SeqCst).is_ok()
             };
             assert!(torture.stranded.iter().any(|slot| free(&slot)));
         }
@@ -836,14 +784,8 @@ mod tests {
                 libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer)
             };
             assert_eq!(r, 0);
-            let every = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: 150_000,
-            };
-            let times = libc::itimerspec {
-                it_interval: every,
-                it_value: every,
-            };
+            let every = libc::timespec { tv_sec: 0, tv_nsec: 150_000 };
+            let times = libc::itimerspec { it_interval: every, it_value: every };
             // SAFETY: the timer was made above.
             let r = unsafe { libc::timer_settime(timer, 0, &raw const times, null_mut()) };
             assert_eq!(r, 0);
@@ -878,13 +820,7 @@ mod tests {
         if header.cur.is_multiple_of(7) {
             std::thread::yield_now();
         }
-        region.set_header(
-            class,
-            Header {
-                cur: header.cur - 1,
-                ..header
-            },
-        );
+        region.set_header(class, Header { cur: header.cur - 1, ..header });
         block
     }
 
@@ -905,9 +841,7 @@ mod tests {
             let mut held: Vec<(SizeClass, *mut u8)> = Vec::with_capacity(400);
             let mut random = seed;
             while !self.stop.load(Relaxed) {
-                random = random
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 let bits = (random >> 33) as usize;
                 if bits.is_multiple_of(4096) {
                     pin([&[0][..], &[1], &[0, 1]][bits / 4096 % 3]);
@@ -985,14 +919,9 @@ mod tests {
                 torture.tokens.store(0, 2, &[block]);
             }
         }
-        let used: usize = (0..caches.count())
-            .filter_map(|cpu| caches.region(cpu))
-            .map(room_bytes)
-            .sum();
-        assert!(
-            broken || used == caches.used_bytes(),
-            "the account of the room is exact"
-        );
+        let used: usize =
+            (0..caches.count()).filter_map(|cpu| caches.region(cpu)).map(room_bytes).sum();
+        assert!(broken || used == caches.used_bytes(), "the account of the room is exact");
         caches.fork_prepare();
         caches.fork_parent();
         for cpu in 0..caches.count() {
@@ -1000,10 +929,7 @@ mod tests {
                 take_out(region, &torture.tokens, cpu);
             }
         }
-        Some((
-            torture.tokens.doubled.load(SeqCst),
-            torture.tokens.missing(),
-        ))
+        Some((torture.tokens.doubled.load(SeqCst), torture.tokens.missing()))
     }
 
     #[test]

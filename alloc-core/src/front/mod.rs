@@ -69,11 +69,7 @@ pub(crate) fn alloc(class: SizeClass, bytes: usize) -> *mut u8 {
     }
     // SAFETY: the table has an entry for every CPU.
     let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() {
-        refill(class)
-    } else {
-        block
-    }
+    if block.is_null() { refill(class) } else { block }
 }
 
 /// Frees a block whose class-map code is `code`. False, and nothing done: the caller goes on to
@@ -102,11 +98,7 @@ fn alloc_at_event(class: SizeClass) -> *mut u8 {
     event();
     // SAFETY: the table has an entry for every CPU.
     let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() {
-        refill(class)
-    } else {
-        block
-    }
+    if block.is_null() { refill(class) } else { block }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
@@ -231,17 +223,14 @@ fn event() {
     let tls = tls();
     let allocated = thread_allocated();
     let more = EVENT_BYTES.load(Relaxed);
-    tls.allocated_at_event
-        .set(allocated.wrapping_add_signed(more));
+    tls.allocated_at_event.set(allocated.wrapping_add_signed(more));
     tls.bytes_until_event.set(more);
 }
 
 /// Bytes that this thread has allocated so far.
 pub(crate) fn thread_allocated() -> u64 {
     let tls = tls();
-    tls.allocated_at_event
-        .get()
-        .wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
+    tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
 }
 
 /// Prepares the caches, if the process is to have them; `many_nodes`: there is more than one NUMA
@@ -501,9 +490,6 @@ mod tests {
             .output()
             .unwrap();
         let said = std::string::String::from_utf8_lossy(&child.stdout);
-        assert!(
-            child.status.success() && said.contains("1 passed"),
-            "{said}"
-        );
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
     }
 }

@@ -29,10 +29,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Lays out `max` slots a class from word `start` on, a null word below each class.
-    #[allow(
-        clippy::cast_possible_truncation,
-        reason = "a position past 16 bits does not compile"
-    )]
+    #[allow(clippy::cast_possible_truncation, reason = "a position past 16 bits does not compile")]
     pub(crate) const fn new(start: usize, max: [u16; CLASSES + 1]) -> Self {
         let mut first = [0; CLASSES + 1];
         let mut word = start;
@@ -44,11 +41,7 @@ impl Layout {
             assert!(word <= u16::MAX as usize);
             class += 1;
         }
-        Layout {
-            first,
-            max,
-            bytes: word * 8,
-        }
+        Layout { first, max, bytes: word * 8 }
     }
 
     pub(crate) fn first(&self, class: SizeClass) -> u16 {
@@ -61,19 +54,13 @@ impl Layout {
 
     /// The header of a class without blocks and without room.
     pub(crate) fn empty(&self, class: SizeClass) -> Header {
-        Header {
-            cur: self.first(class),
-            end: self.first(class),
-        }
+        Header { cur: self.first(class), end: self.first(class) }
     }
 }
 
 /// Most slots of each class: `small` up to 1 KiB, above that what makes `bytes`, at most `middle`,
 /// and at least `least`.
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "at most `small` or `middle`"
-)]
+#[allow(clippy::cast_possible_truncation, reason = "at most `small` or `middle`")]
 pub(crate) const fn slots(small: u16, middle: u16, least: u16, bytes: usize) -> [u16; CLASSES + 1] {
     let mut max = [0; CLASSES + 1];
     let mut class = 1;
@@ -105,10 +92,7 @@ pub(crate) struct Account {
 
 impl Account {
     pub(crate) const fn new() -> Self {
-        Account {
-            used: AtomicUsize::new(0),
-            victim: AtomicU32::new(0),
-        }
+        Account { used: AtomicUsize::new(0), victim: AtomicU32::new(0) }
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -243,9 +227,7 @@ fn evict_batch(array: &impl Array, backend: &impl Backend, victim: SizeClass, wa
 /// Takes up to `wanted` slots of unused room from `victim`; how many bytes.
 fn shrink(array: &impl Array, victim: SizeClass, wanted: usize) -> usize {
     let unused = |h: Header| usize::from(h.end.saturating_sub(h.cur)).min(wanted);
-    let old = change_end(array, victim, |h| {
-        (unused(h) > 0).then(|| h.end - narrow(unused(h)))
-    });
+    let old = change_end(array, victim, |h| (unused(h) > 0).then(|| h.end - narrow(unused(h))));
     let bytes = old.map_or(0, |h| unused(h) * class_bytes(victim));
     array.account().release(bytes);
     bytes
@@ -260,10 +242,7 @@ fn change_end(
 ) -> Option<Header> {
     for _ in 0..4 {
         let old = array.header(class);
-        let new = Header {
-            end: new_end(old)?,
-            ..old
-        };
+        let new = Header { end: new_end(old)?, ..old };
         if array.replace(class, old, new) {
             return Some(old);
         }
@@ -271,10 +250,7 @@ fn change_end(
     None
 }
 
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "a layout has at most u16::MAX words"
-)]
+#[allow(clippy::cast_possible_truncation, reason = "a layout has at most u16::MAX words")]
 fn narrow(slots: usize) -> u16 {
     debug_assert!(slots <= usize::from(u16::MAX));
     slots as u16
@@ -303,10 +279,7 @@ pub(super) mod testing {
             let mut stock: Vec<_> = (0..=CLASSES).map(|_| Mutex::new(Vec::new())).collect();
             let mut next = 1;
             for &class in classes {
-                stock[class as usize]
-                    .get_mut()
-                    .unwrap()
-                    .extend(next..next + per_class);
+                stock[class as usize].get_mut().unwrap().extend(next..next + per_class);
                 next += per_class;
             }
             Tokens {
@@ -335,11 +308,7 @@ pub(super) mod testing {
         /// How many tokens are neither in stock nor with a user.
         pub(crate) fn missing(&self) -> usize {
             let out = self.out.iter().filter(|out| out.load(SeqCst)).count();
-            let stock: usize = self
-                .stock
-                .iter()
-                .map(|class| class.lock().unwrap().len())
-                .sum();
+            let stock: usize = self.stock.iter().map(|class| class.lock().unwrap().len()).sum();
             self.total - out.min(self.total) - stock.min(self.total - out)
         }
     }
@@ -363,10 +332,7 @@ pub(super) mod testing {
         }
 
         fn store(&self, _arena: usize, class: SizeClass, blocks: &[*mut u8]) {
-            self.stock[class as usize]
-                .lock()
-                .unwrap()
-                .extend(blocks.iter().map(|b| b.addr()));
+            self.stock[class as usize].lock().unwrap().extend(blocks.iter().map(|b| b.addr()));
         }
     }
 }
@@ -416,9 +382,7 @@ mod tests {
 
         fn room_bytes(&self) -> usize {
             let room = self.room.borrow();
-            (1..=CLASSES)
-                .map(|c| usize::from(room[c]) * CLASS_BYTES[c] as usize)
-                .sum()
+            (1..=CLASSES).map(|c| usize::from(room[c]) * CLASS_BYTES[c] as usize).sum()
         }
     }
 
@@ -438,10 +402,7 @@ mod tests {
         fn header(&self, class: SizeClass) -> Header {
             let first = LAYOUT.first(class);
             let blocks = narrow(self.blocks.borrow()[class as usize].len());
-            Header {
-                cur: first + blocks,
-                end: first + self.room.borrow()[class as usize],
-            }
+            Header { cur: first + blocks, end: first + self.room.borrow()[class as usize] }
         }
         fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool {
             assert_eq!(self.header(class), old);
@@ -458,9 +419,7 @@ mod tests {
         }
         fn push_batch(&self, class: SizeClass, new: &[*mut u8]) -> usize {
             let blocks = &mut self.blocks.borrow_mut()[class as usize];
-            let n = new
-                .len()
-                .min(usize::from(self.room.borrow()[class as usize]) - blocks.len());
+            let n = new.len().min(usize::from(self.room.borrow()[class as usize]) - blocks.len());
             blocks.extend(new[..n].iter().rev());
             n
         }
@@ -470,10 +429,7 @@ mod tests {
     fn the_layout_keeps_a_null_word_below_each_class() {
         let mut free = 128;
         for class in 1..=CLASSES {
-            let (first, max) = (
-                usize::from(LAYOUT.first[class]),
-                usize::from(LAYOUT.max[class]),
-            );
+            let (first, max) = (usize::from(LAYOUT.first[class]), usize::from(LAYOUT.max[class]));
             assert_eq!(first, free + 1, "class {class}");
             assert!(max >= 2);
             free = first + max;
@@ -505,15 +461,10 @@ mod tests {
         let mut held: Vec<(SizeClass, *mut u8)> = Vec::new();
         let mut random = 1u64;
         for i in 0..40_000 {
-            random = random
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             // First all classes, then the smallest alone.
-            let class = if i < 20_000 {
-                classes[(random >> 40) as usize % classes.len()]
-            } else {
-                8
-            };
+            let class =
+                if i < 20_000 { classes[(random >> 40) as usize % classes.len()] } else { 8 };
             if held.len() < 300 || random >> 63 == 0 {
                 held.push((class, array.alloc(&tokens, class)));
             } else {

@@ -38,10 +38,7 @@ impl Header {
 
     #[allow(clippy::cast_possible_truncation, reason = "takes the word apart")]
     fn from_word(word: u32) -> Self {
-        Header {
-            cur: word as u16,
-            end: (word >> 16) as u16,
-        }
+        Header { cur: word as u16, end: (word >> 16) as u16 }
     }
 }
 
@@ -61,10 +58,7 @@ impl Region {
     /// The word at `position`, which is inside the region's slots.
     #[inline]
     pub(crate) fn slot(&self, position: u16) -> *mut *mut u8 {
-        core::ptr::from_ref(self)
-            .cast_mut()
-            .cast::<*mut u8>()
-            .wrapping_add(position as usize)
+        core::ptr::from_ref(self).cast_mut().cast::<*mut u8>().wrapping_add(position as usize)
     }
 }
 
@@ -602,21 +596,15 @@ pub(crate) fn attach(index_field: isize) -> bool {
 
 fn attach_area(tls: &Tls, area: *mut u8, index_field: isize) -> bool {
     // SAFETY: a thread's rseq area is readable as long as it runs.
-    let cpu_id = unsafe {
-        area.wrapping_offset(RseqArea::CPU_ID)
-            .cast::<i32>()
-            .read_volatile()
-    };
+    let cpu_id = unsafe { area.wrapping_offset(RseqArea::CPU_ID).cast::<i32>().read_volatile() };
     if cpu_id < 0 {
         return false;
     }
     let distance = area.addr().cast_signed() - core::ptr::from_ref(tls).addr().cast_signed();
-    tls.rseq_area
-        .set(distance - offset_of!(Tls, own).cast_signed());
+    tls.rseq_area.set(distance - offset_of!(Tls, own).cast_signed());
     // A signal handler may come in between: the area has to be right before the index is.
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
-    tls.cpu_index
-        .set(distance + index_field - Tls::NO_CPU.cast_signed());
+    tls.cpu_index.set(distance + index_field - Tls::NO_CPU.cast_signed());
     true
 }
 
@@ -737,11 +725,7 @@ pub(crate) fn index_field(many_nodes: bool) -> isize {
             0,
         )
     };
-    let features = auxv
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .find(|pair| pair[0] == AT_RSEQ_FEATURE_SIZE);
+    let features = auxv.as_chunks::<2>().0.iter().find(|pair| pair[0] == AT_RSEQ_FEATURE_SIZE);
     match features {
         Some([_, bytes]) if r > 0 && *bytes >= 28 && !many_nodes => RseqArea::MM_CID,
         _ => RseqArea::CPU_ID,
@@ -755,34 +739,15 @@ const FLAG_CPU: usize = 1;
 /// Asks the kernel for [`fence`]; false where it has none.
 pub(crate) fn register_fence() -> bool {
     // SAFETY: no memory is passed.
-    unsafe {
-        syscall(
-            libc::SYS_membarrier,
-            REGISTER_PRIVATE_EXPEDITED_RSEQ,
-            0,
-            0,
-            0,
-            0,
-            0,
-        ) == 0
-    }
+    unsafe { syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0 }
 }
 
 /// After this no section that was running on `cpu` (`None`: on any) when it was called will commit.
 pub(crate) fn fence(cpu: Option<usize>) -> bool {
     let (flags, cpu) = cpu.map_or((0, 0), |cpu| (FLAG_CPU, cpu));
     // SAFETY: no memory is passed.
-    let fence = || unsafe {
-        syscall(
-            libc::SYS_membarrier,
-            PRIVATE_EXPEDITED_RSEQ,
-            flags,
-            cpu,
-            0,
-            0,
-            0,
-        )
-    };
+    let fence =
+        || unsafe { syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED_RSEQ, flags, cpu, 0, 0, 0) };
     // A forked child may have to register again.
     fence() == 0 || (register_fence() && fence() == 0)
 }
@@ -805,9 +770,8 @@ pub(crate) fn register_for_test() -> usize {
     // SAFETY: zero is a valid region; it is never freed.
     let region: &'static Region =
         std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));
-    let table: std::vec::Vec<Entry> = (0..8192)
-        .map(|_| Entry::new(core::ptr::from_ref(region).cast_mut()))
-        .collect();
+    let table: std::vec::Vec<Entry> =
+        (0..8192).map(|_| Entry::new(core::ptr::from_ref(region).cast_mut())).collect();
     region.set_header(200, Header { cur: 64, end: 65 });
     let block = core::ptr::without_provenance_mut(16);
     // SAFETY: the table has an entry for every CPU; word 64 of the region is unused.

@@ -98,7 +98,10 @@ mod tests {
             let class = class_of(size);
             let bytes = class_bytes(class);
             assert!(bytes >= size, "{size} in class {class} of {bytes}");
-            assert!(class == 1 || class_bytes(class - 1) < size, "{size} not in the smallest class");
+            assert!(
+                class == 1 || class_bytes(class - 1) < size,
+                "{size} not in the smallest class"
+            );
             assert!(size <= 128 || (bytes - size) * 8 <= bytes, "{size} wastes more than 12.5 %");
             assert_eq!(bytes % 16, 0);
         }

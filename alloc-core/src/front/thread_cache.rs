@@ -41,9 +41,7 @@ impl ThreadCache {
     /// Changes the owner, if it still is `old`.
     fn take_over(&self, old: u64, thread: u32) -> bool {
         let new = ((old >> 32) + 1) << 32 | u64::from(thread);
-        self.owner
-            .compare_exchange(old, new, AcqRel, Relaxed)
-            .is_ok()
+        self.owner.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
     }
 
     fn forget_blocks(&self) {
@@ -194,10 +192,7 @@ impl ThreadCaches {
 
     /// A cache for the calling thread, which has none; null where there is no memory for one.
     pub(crate) fn acquire(&self, backend: &impl Backend, arena: usize) -> *mut ThreadCache {
-        let Some(cache) = self
-            .adopt(gettid())
-            .or_else(|| self.create(backend, gettid()))
-        else {
+        let Some(cache) = self.adopt(gettid()).or_else(|| self.create(backend, gettid())) else {
             return null_mut();
         };
         cache.arena.store(arena, Relaxed);
@@ -258,14 +253,7 @@ impl ThreadCaches {
         if !block.is_null() {
             return block;
         }
-        room::refill(
-            &Own {
-                cache,
-                budget: self.budget.load(Relaxed),
-            },
-            backend,
-            class,
-        )
+        room::refill(&Own { cache, budget: self.budget.load(Relaxed) }, backend, class)
     }
 
     /// Takes a block of `class` into a thread's own cache.
@@ -283,10 +271,7 @@ impl ThreadCaches {
         let cache = unsafe { &*cache };
         if !cache.push(class, block) {
             room::overflow(
-                &Own {
-                    cache,
-                    budget: self.budget.load(Relaxed),
-                },
+                &Own { cache, budget: self.budget.load(Relaxed) },
                 backend,
                 class,
                 block,
@@ -332,20 +317,14 @@ impl ThreadCaches {
             }
             let generation = (cache.owner.load(Relaxed) >> 32) + 1;
             let thread = if is_own { gettid() } else { 0 };
-            cache
-                .owner
-                .store(generation << 32 | u64::from(thread), Release);
+            cache.owner.store(generation << 32 | u64::from(thread), Release);
         }
     }
 
     /// Blocks of `class` in all thread caches, by a glance.
     pub(crate) fn cached_blocks(&self, class: SizeClass) -> usize {
         let blocks = |cache: &ThreadCache| {
-            cache
-                .region
-                .header(class)
-                .cur
-                .saturating_sub(LAYOUT.first(class))
+            cache.region.header(class).cur.saturating_sub(LAYOUT.first(class))
         };
         self.iter().map(|cache| usize::from(blocks(cache))).sum()
     }
@@ -367,17 +346,8 @@ fn is_dead(thread: u32) -> bool {
     // SAFETY: no memory is passed.
     let process = unsafe { syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) };
     // SAFETY: signal 0 only asks.
-    let r = unsafe {
-        syscall(
-            libc::SYS_tgkill,
-            process.cast_unsigned(),
-            thread as usize,
-            0,
-            0,
-            0,
-            0,
-        )
-    };
+    let r =
+        unsafe { syscall(libc::SYS_tgkill, process.cast_unsigned(), thread as usize, 0, 0, 0, 0) };
     r == -(libc::ESRCH as isize)
 }
 
@@ -419,13 +389,9 @@ mod tests {
         let (caches, tokens) = (ThreadCaches::new(), Tokens::new(&[4, 40, 72], 2000));
         let cache = caches.acquire(&tokens, 0);
         for class in [4, 40, 72, 4] {
-            let blocks: Vec<_> = (0..1000)
-                .map(|_| alloc(&caches, &tokens, cache, class))
-                .collect();
+            let blocks: Vec<_> = (0..1000).map(|_| alloc(&caches, &tokens, cache, class)).collect();
             assert!(blocks.iter().all(|b| !b.is_null()));
-            blocks
-                .into_iter()
-                .for_each(|b| free(&caches, &tokens, cache, class, b));
+            blocks.into_iter().for_each(|b| free(&caches, &tokens, cache, class, b));
             assert!(caches.used_bytes() <= 256 << 10);
         }
         assert!(caches.cached_blocks(4) > 100 && caches.cached_blocks(4) <= 256);
@@ -457,35 +423,22 @@ mod tests {
         });
         assert_ne!(dead, mine.addr());
         wait_for_exit(&caches, dead);
-        let heir = std::thread::scope(|s| {
-            s.spawn(|| caches.acquire(&tokens, 1).addr())
-                .join()
-                .unwrap()
-        });
+        let heir =
+            std::thread::scope(|s| s.spawn(|| caches.acquire(&tokens, 1).addr()).join().unwrap());
         assert_eq!(heir, dead, "the new thread got the dead one's cache");
         wait_for_exit(&caches, dead);
         let cached = caches.cached_blocks(4);
         assert!(caches.reap(&tokens) > 0);
         assert!(caches.cached_blocks(4) > 0 && caches.cached_blocks(4) < cached);
         assert_eq!(caches.reap(&tokens), 0);
-        let heir = std::thread::scope(|s| {
-            s.spawn(|| caches.acquire(&tokens, 1).addr())
-                .join()
-                .unwrap()
-        });
-        assert_eq!(
-            (heir, caches.iter().count()),
-            (dead, 2),
-            "and once more after it was emptied"
-        );
+        let heir =
+            std::thread::scope(|s| s.spawn(|| caches.acquire(&tokens, 1).addr()).join().unwrap());
+        assert_eq!((heir, caches.iter().count()), (dead, 2), "and once more after it was emptied");
     }
 
     /// A joined thread may still be on its way out of the kernel.
     fn wait_for_exit(caches: &ThreadCaches, cache: usize) {
-        let cache = caches
-            .iter()
-            .find(|c| core::ptr::from_ref(*c).addr() == cache)
-            .unwrap();
+        let cache = caches.iter().find(|c| core::ptr::from_ref(*c).addr() == cache).unwrap();
         while !is_dead(thread_of(cache.owner.load(Acquire))) {
             std::thread::yield_now();
         }
@@ -505,11 +458,8 @@ mod tests {
         assert!(caches.cached_blocks(4) > own);
         caches.fork_child(mine);
         assert_eq!(caches.cached_blocks(4), own);
-        let other = std::thread::scope(|s| {
-            s.spawn(|| caches.acquire(&tokens, 1).addr())
-                .join()
-                .unwrap()
-        });
+        let other =
+            std::thread::scope(|s| s.spawn(|| caches.acquire(&tokens, 1).addr()).join().unwrap());
         assert!(other != mine.addr() && caches.iter().count() == 2);
     }
 
@@ -526,18 +476,12 @@ mod tests {
                 }
             });
             for _ in 0..60 {
-                let live: Vec<_> = (0..4)
-                    .map(|_| s.spawn(move || churn(caches, tokens)))
-                    .collect();
+                let live: Vec<_> = (0..4).map(|_| s.spawn(move || churn(caches, tokens))).collect();
                 live.into_iter().for_each(|thread| thread.join().unwrap());
             }
             stop.store(true, SeqCst);
         });
-        assert!(
-            caches.iter().count() <= 16,
-            "{} caches",
-            caches.iter().count()
-        );
+        assert!(caches.iter().count() <= 16, "{} caches", caches.iter().count());
         for cache in caches.iter() {
             cache.flush(&tokens);
         }
@@ -548,9 +492,8 @@ mod tests {
         let cache = caches.acquire(tokens, 0);
         for round in 0..50 {
             let class = [4, 40][round % 2];
-            let blocks: Vec<_> = (0..round * 7)
-                .map(|_| alloc(caches, tokens, cache, class))
-                .collect();
+            let blocks: Vec<_> =
+                (0..round * 7).map(|_| alloc(caches, tokens, cache, class)).collect();
             blocks
                 .into_iter()
                 .filter(|b| !b.is_null())

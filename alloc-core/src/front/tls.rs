@@ -198,10 +198,7 @@ mod tests {
         assert_eq!(here % align_of::<Tls>(), 0);
         let there = std::thread::spawn(|| {
             let t = tls();
-            assert_eq!(
-                (t.no_cpu.get(), t.cpu_index.get(), t.bytes_until_event.get()),
-                (-1, 0, 0)
-            );
+            assert_eq!((t.no_cpu.get(), t.cpu_index.get(), t.bytes_until_event.get()), (-1, 0, 0));
             assert!(count(16));
             t.bytes_until_event.set(32);
             assert!(!count(16) && !count(16) && count(16));

@@ -87,10 +87,7 @@ impl Stack {
         while head.count() < limit {
             node(nodes, handle).next.store(head.top(), Relaxed);
             let new = head.next(handle, head.count().wrapping_add(1));
-            match self
-                .head
-                .compare_exchange_weak(head.0, new.0, AcqRel, Relaxed)
-            {
+            match self.head.compare_exchange_weak(head.0, new.0, AcqRel, Relaxed) {
                 Ok(_) => return true,
                 Err(now) => head = Head(now),
             }
@@ -105,10 +102,7 @@ impl Stack {
             // May be changing under us where somebody else pops it: then the exchange fails.
             let below = node(nodes, head.top()).next.load(Relaxed);
             let new = head.next(below, head.count().wrapping_sub(1));
-            match self
-                .head
-                .compare_exchange_weak(head.0, new.0, AcqRel, Acquire)
-            {
+            match self.head.compare_exchange_weak(head.0, new.0, AcqRel, Acquire) {
                 Ok(_) => return Some((head.top(), new.count())),
                 Err(now) => head = Head(now),
             }
@@ -266,10 +260,7 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
         }
         let mut used = self.used.load(Relaxed);
         while (used as usize) < NODES {
-            match self
-                .used
-                .compare_exchange_weak(used, used + 1, Relaxed, Relaxed)
-            {
+            match self.used.compare_exchange_weak(used, used + 1, Relaxed, Relaxed) {
                 Ok(_) => return Some(used + 1),
                 Err(now) => used = now,
             }
@@ -366,18 +357,11 @@ mod tests {
         }
         assert!(!transfer.put(class, &batch(2000, 32)));
         assert_eq!(transfer.batches(class), 32);
-        assert!(
-            transfer.put(class_of(2048), &batch(2000, 32)),
-            "another class has its own"
-        );
+        assert!(transfer.put(class_of(2048), &batch(2000, 32)), "another class has its own");
         let mut seen = BTreeSet::new();
+        assert_eq!(transfer.drain(class, 10, |blocks| seen.extend(blocks.iter().copied())), 320);
         assert_eq!(
-            transfer.drain(class, 10, |blocks| seen.extend(blocks.iter().copied())),
-            320
-        );
-        assert_eq!(
-            transfer.drain(class, u32::MAX, |blocks| seen
-                .extend(blocks.iter().copied())),
+            transfer.drain(class, u32::MAX, |blocks| seen.extend(blocks.iter().copied())),
             704
         );
         assert_eq!(seen, batch(1, 1024).into_iter().collect());
@@ -436,18 +420,11 @@ mod tests {
                     mine.extend_from_slice(&out[..taken]);
                 }
             }
-            mine.into_iter()
-                .map(|block| block.addr())
-                .collect::<Vec<_>>()
+            mine.into_iter().map(|block| block.addr()).collect::<Vec<_>>()
         };
         let mut all: Vec<usize> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..4)
-                .map(|t| scope.spawn(move || carry(t * 64 + 1)))
-                .collect();
-            threads
-                .into_iter()
-                .flat_map(|thread| thread.join().unwrap())
-                .collect()
+            let threads: Vec<_> = (0..4).map(|t| scope.spawn(move || carry(t * 64 + 1))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
         for class in [1, 2] {
             TRANSFER.drain(class, u32::MAX, |blocks| {
@@ -539,17 +516,11 @@ mod loom_tests {
             let thread = thread::spawn(move || {
                 let mut one = [core::ptr::null_mut()];
                 let taken = other.get(1, &mut one);
-                one[..taken]
-                    .iter()
-                    .map(|block| block.addr() / 16)
-                    .collect::<Vec<_>>()
+                one[..taken].iter().map(|block| block.addr() / 16).collect::<Vec<_>>()
             });
             let mine = get(&transfer);
             let theirs = thread.join().unwrap();
-            assert_eq!(
-                sorted([mine, theirs, get(&transfer), get(&transfer)]),
-                [1, 2, 3]
-            );
+            assert_eq!(sorted([mine, theirs, get(&transfer), get(&transfer)]), [1, 2, 3]);
         });
     }
 }

@@ -50,14 +50,25 @@ mod tests {
     const TIMES: Times = Times { window_ms: 5000, decay_ms: Some(2000) };
 
     fn sight() -> Sight {
-        Sight { dirty: 1000, warm: 0, aged: 1000, overdue: 0, oldest_ms: 0, now_ms: 5100, last_ms: 5000 }
+        Sight {
+            dirty: 1000,
+            warm: 0,
+            aged: 1000,
+            overdue: 0,
+            oldest_ms: 0,
+            now_ms: 5100,
+            last_ms: 5000,
+        }
     }
 
     #[test]
     fn warm_and_young_pages_stay() {
         assert_eq!(budget(TIMES, Sight { warm: 1000, ..sight() }), 0);
         assert_eq!(budget(TIMES, Sight { aged: 0, ..sight() }), 0);
-        assert_eq!(budget(Times { decay_ms: None, ..TIMES }, Sight { overdue: 1000, ..sight() }), 0);
+        assert_eq!(
+            budget(Times { decay_ms: None, ..TIMES }, Sight { overdue: 1000, ..sight() }),
+            0
+        );
     }
 
     #[test]

@@ -109,7 +109,11 @@ mod tests {
             x ^= x << 17;
             now += x % 40;
             let n = (x >> 20) % 100;
-            if x & 1 << 50 == 0 { d.add(now, n) } else { d.sub(now, n.min(d.in_use())) }
+            if x & 1 << 50 == 0 {
+                d.add(now, n)
+            } else {
+                d.sub(now, n.min(d.in_use()))
+            }
             log.push((now, d.in_use()));
             let from = now.saturating_sub(1000);
             let first = log.iter().rposition(|&(t, _)| t < from).unwrap_or(0);
@@ -118,7 +122,10 @@ mod tests {
             let first = log.iter().rposition(|&(t, _)| t < older).unwrap_or(0);
             let most = log[first..].iter().map(|&(_, u)| u).max().unwrap();
             let peak = d.peak(now);
-            assert!(peak >= seen.min(most) && peak <= most, "peak {peak}, seen {seen}, at most {most}");
+            assert!(
+                peak >= seen.min(most) && peak <= most,
+                "peak {peak}, seen {seen}, at most {most}"
+            );
             log.drain(..first);
         }
     }

@@ -61,11 +61,7 @@ impl FakeKernel {
     /// A kernel with pages of 4, 16 or 64 KiB, at time 0.
     pub(crate) fn new(page_size: usize) -> Self {
         assert!(page_size.is_power_of_two() && page_size >= Linux.page_size());
-        Self {
-            page_size,
-            clock_ms: AtomicU64::new(0),
-            log: Mutex::default(),
-        }
+        Self { page_size, clock_ms: AtomicU64::new(0), log: Mutex::default() }
     }
 
     /// An address range of `len` bytes to map in, unmapped when the kernel is dropped.
@@ -164,11 +160,7 @@ impl Os for FakeKernel {
         // SAFETY: the caller's promise.
         unsafe { Linux.purge(addr, len) }?;
         let at_ms = self.now_ms();
-        self.log
-            .lock()
-            .unwrap()
-            .purges
-            .push(Purge { addr, len, at_ms });
+        self.log.lock().unwrap().purges.push(Purge { addr, len, at_ms });
         Ok(())
     }
 
@@ -204,11 +196,7 @@ mod tests {
     fn fill(addr: usize, len: usize, byte: u8) {
         // SAFETY: the test has mapped the range.
         unsafe {
-            core::ptr::write_bytes(
-                core::ptr::with_exposed_provenance_mut::<u8>(addr),
-                byte,
-                len,
-            )
+            core::ptr::write_bytes(core::ptr::with_exposed_provenance_mut::<u8>(addr), byte, len)
         };
     }
 
@@ -236,14 +224,7 @@ mod tests {
             // SAFETY: as above.
             unsafe { kernel.purge(at + 5 * page, page) }.unwrap();
             assert_eq!(byte(at + 5 * page), 0);
-            assert_eq!(
-                kernel.take_purges(),
-                [Purge {
-                    addr: at + 5 * page,
-                    len: page,
-                    at_ms: 42
-                }]
-            );
+            assert_eq!(kernel.take_purges(), [Purge { addr: at + 5 * page, len: page, at_ms: 42 }]);
             assert_eq!(kernel.take_purges(), []);
             // SAFETY: as above.
             unsafe { kernel.unmap(at, page) }.unwrap();

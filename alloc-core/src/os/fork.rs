@@ -126,9 +126,6 @@ mod tests {
         assert_eq!(status, 0);
         // Other tests fork too.
         assert!(calls()[0] > before[0] && calls()[1] > before[1]);
-        assert_eq!(
-            (calls()[2], pid(), generation()),
-            (before[2], home, generation_before)
-        );
+        assert_eq!((calls()[2], pid(), generation()), (before[2], home, generation_before));
     }
 }

@@ -15,7 +15,15 @@ use super::{Errno, Os, start};
 /// The call must be sound with these arguments: memory that it writes or unmaps is the caller's.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(crate) unsafe fn syscall(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub(crate) unsafe fn syscall(
+    nr: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     let result;
     // SAFETY: the kernel clobbers rax, rcx and r11 only; the caller answers for the call itself.
     unsafe {
@@ -32,7 +40,15 @@ pub(crate) unsafe fn syscall(nr: c_long, a: usize, b: usize, c: usize, d: usize,
 /// The call must be sound with these arguments: memory that it writes or unmaps is the caller's.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-pub(crate) unsafe fn syscall(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+pub(crate) unsafe fn syscall(
+    nr: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> isize {
     let result;
     // SAFETY: the kernel clobbers x0 only; the caller answers for the call itself.
     unsafe {
@@ -118,15 +134,7 @@ pub(crate) unsafe fn process_madvise(
     let at = ranges.as_ptr().addr();
     // SAFETY: the kernel reads `ranges`; the rest is the caller's promise.
     check(unsafe {
-        syscall(
-            libc::SYS_process_madvise,
-            int(pidfd),
-            at,
-            ranges.len(),
-            int(advice),
-            0,
-            0,
-        )
+        syscall(libc::SYS_process_madvise, int(pidfd), at, ranges.len(), int(advice), 0, 0)
     })
 }
 
@@ -171,35 +179,17 @@ pub(crate) fn now_ms() -> u64 {
     let to = (&raw mut now).expose_provenance();
     // SAFETY: the kernel writes `now`.
     let _ = unsafe {
-        syscall(
-            libc::SYS_clock_gettime,
-            int(libc::CLOCK_MONOTONIC_COARSE),
-            to,
-            0,
-            0,
-            0,
-            0,
-        )
+        syscall(libc::SYS_clock_gettime, int(libc::CLOCK_MONOTONIC_COARSE), to, 0, 0, 0, 0)
     };
     now.sec.cast_unsigned() * 1000 + now.nsec.cast_unsigned() / 1_000_000
 }
 
 fn wait_on(word: &AtomicU32, op: i32, expected: u32, timeout_ms: Option<u64>) -> Result<(), Errno> {
     let limit = timeout_ms.map(Timespec::from_ms);
-    let limit = limit
-        .as_ref()
-        .map_or(0, |limit| core::ptr::from_ref(limit).expose_provenance());
+    let limit = limit.as_ref().map_or(0, |limit| core::ptr::from_ref(limit).expose_provenance());
     // SAFETY: the kernel only reads the word and the limit.
     check(unsafe {
-        syscall(
-            libc::SYS_futex,
-            word.as_ptr().addr(),
-            int(op),
-            expected as usize,
-            limit,
-            0,
-            0,
-        )
+        syscall(libc::SYS_futex, word.as_ptr().addr(), int(op), expected as usize, limit, 0, 0)
     })
     .map(drop)
 }
@@ -210,12 +200,7 @@ pub(crate) fn futex_wait(
     expected: u32,
     timeout_ms: Option<u64>,
 ) -> Result<(), Errno> {
-    wait_on(
-        word,
-        libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-        expected,
-        timeout_ms,
-    )
+    wait_on(word, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, expected, timeout_ms)
 }
 
 /// Wakes up to `count` sleepers; the result is how many.
@@ -227,19 +212,13 @@ pub(crate) fn futex_wake(word: &AtomicU32, count: u32) -> usize {
         .unwrap_or(0)
 }
 
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "the kernel's ids are C ints"
-)]
+#[allow(clippy::cast_possible_truncation, reason = "the kernel's ids are C ints")]
 pub(crate) fn gettid() -> i32 {
     // SAFETY: takes no argument, changes nothing.
     unsafe { syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) as i32 }
 }
 
-#[allow(
-    clippy::cast_possible_truncation,
-    reason = "the kernel's ids are C ints"
-)]
+#[allow(clippy::cast_possible_truncation, reason = "the kernel's ids are C ints")]
 pub(crate) fn getpid() -> i32 {
     // SAFETY: takes no argument, changes nothing.
     unsafe { syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) as i32 }
@@ -299,39 +278,17 @@ const MEMBARRIER_FLAG_CPU: i32 = 1;
 /// Announces that [`rseq_fence`] will be used.
 pub(crate) fn rseq_fence_register() -> Result<(), Errno> {
     // SAFETY: sets a flag of the process.
-    check(unsafe {
-        syscall(
-            libc::SYS_membarrier,
-            int(MEMBARRIER_REGISTER_RSEQ),
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
-    })
-    .map(drop)
+    check(unsafe { syscall(libc::SYS_membarrier, int(MEMBARRIER_REGISTER_RSEQ), 0, 0, 0, 0, 0) })
+        .map(drop)
 }
 
 /// Restarts the restartable sequences that run now, on `cpu` or everywhere, and is a full barrier
 /// for the threads that run there.
 pub(crate) fn rseq_fence(cpu: Option<usize>) -> Result<(), Errno> {
-    let flags = if cpu.is_some() {
-        MEMBARRIER_FLAG_CPU
-    } else {
-        0
-    };
+    let flags = if cpu.is_some() { MEMBARRIER_FLAG_CPU } else { 0 };
     // SAFETY: a barrier.
     check(unsafe {
-        syscall(
-            libc::SYS_membarrier,
-            int(MEMBARRIER_RSEQ),
-            int(flags),
-            cpu.unwrap_or(0),
-            0,
-            0,
-            0,
-        )
+        syscall(libc::SYS_membarrier, int(MEMBARRIER_RSEQ), int(flags), cpu.unwrap_or(0), 0, 0, 0)
     })
     .map(drop)
 }
@@ -348,35 +305,15 @@ pub(crate) unsafe fn rseq(
 ) -> Result<(), Errno> {
     let area = area.expose_provenance();
     // SAFETY: the caller's promise.
-    check(unsafe {
-        syscall(
-            libc::SYS_rseq,
-            area,
-            len,
-            int(flags),
-            signature as usize,
-            0,
-            0,
-        )
-    })
-    .map(drop)
+    check(unsafe { syscall(libc::SYS_rseq, area, len, int(flags), signature as usize, 0, 0) })
+        .map(drop)
 }
 
 /// The CPUs that this thread may run on, as a bit set; the result is the number of bytes written.
 pub(crate) fn sched_getaffinity(cpus: &mut [usize]) -> Result<usize, Errno> {
     let to = cpus.as_mut_ptr().expose_provenance();
     // SAFETY: the kernel writes at most the length given.
-    check(unsafe {
-        syscall(
-            libc::SYS_sched_getaffinity,
-            0,
-            size_of_val(cpus),
-            to,
-            0,
-            0,
-            0,
-        )
-    })
+    check(unsafe { syscall(libc::SYS_sched_getaffinity, 0, size_of_val(cpus), to, 0, 0, 0) })
 }
 
 /// The soft and the hard limit of a resource (`RLIMIT_AS` and so on).
@@ -393,32 +330,14 @@ pub(crate) fn rlimit(resource: u32) -> Result<(u64, u64), Errno> {
 /// One `write(2)`; the result is the number of bytes written.
 pub(crate) fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
     // SAFETY: the kernel reads `bytes`.
-    check(unsafe {
-        syscall(
-            libc::SYS_write,
-            int(fd),
-            bytes.as_ptr().addr(),
-            bytes.len(),
-            0,
-            0,
-            0,
-        )
-    })
+    check(unsafe { syscall(libc::SYS_write, int(fd), bytes.as_ptr().addr(), bytes.len(), 0, 0, 0) })
 }
 
 fn open(path: &CStr) -> Result<i32, Errno> {
     let flags = int(libc::O_RDONLY | libc::O_CLOEXEC);
     // SAFETY: the kernel reads the path up to its end.
     let fd = check(unsafe {
-        syscall(
-            libc::SYS_openat,
-            int(libc::AT_FDCWD),
-            path.as_ptr().addr(),
-            flags,
-            0,
-            0,
-            0,
-        )
+        syscall(libc::SYS_openat, int(libc::AT_FDCWD), path.as_ptr().addr(), flags, 0, 0, 0)
     })?;
     i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
 }
@@ -458,15 +377,7 @@ fn sigprocmask(how: i32, set: SignalSet) -> SignalSet {
     let to = (&raw mut old).expose_provenance();
     // SAFETY: the kernel reads and writes eight bytes each.
     let _ = unsafe {
-        syscall(
-            libc::SYS_rt_sigprocmask,
-            int(how),
-            set,
-            to,
-            size_of::<SignalSet>(),
-            0,
-            0,
-        )
+        syscall(libc::SYS_rt_sigprocmask, int(how), set, to, size_of::<SignalSet>(), 0, 0)
     };
     old
 }
@@ -492,15 +403,7 @@ pub(crate) fn default_action(signal: i32) {
     let from = action.as_ptr().addr();
     // SAFETY: the kernel reads the struct; no handler stays behind that could be called wrongly.
     let _ = unsafe {
-        syscall(
-            libc::SYS_rt_sigaction,
-            int(signal),
-            from,
-            0,
-            size_of::<SignalSet>(),
-            0,
-            0,
-        )
+        syscall(libc::SYS_rt_sigaction, int(signal), from, 0, size_of::<SignalSet>(), 0, 0)
     };
 }
 
@@ -573,9 +476,7 @@ pub(crate) unsafe fn spawn_raw(
     let frame = stack_top.wrapping_sub(16).cast::<usize>();
     // SAFETY: the stack is ours, and larger than this.
     unsafe {
-        frame
-            .cast::<[usize; 2]>()
-            .write([entry as *const () as usize, arg.expose_provenance()])
+        frame.cast::<[usize; 2]>().write([entry as *const () as usize, arg.expose_provenance()])
     };
     let mask = block_signals();
     // SAFETY: the frame holds what the new thread pops; the rest is the caller's promise.
@@ -728,10 +629,7 @@ mod tests {
         assert!(bytes(to, len).iter().all(|&byte| byte == 0));
         // SAFETY: as above.
         unsafe { Linux.unmap(from, 2 * len) }.unwrap();
-        assert_eq!(
-            Linux.resident(from, len, &mut pages),
-            Err(Errno(libc::ENOMEM))
-        );
+        assert_eq!(Linux.resident(from, len, &mut pages), Err(Errno(libc::ENOMEM)));
     }
 
     #[test]
@@ -739,13 +637,7 @@ mod tests {
         let page = Linux.page_size();
         let addr = map_anywhere(0, 4 * page).unwrap();
         bytes(addr, 4 * page).fill(7);
-        let ranges = [
-            Range { addr, len: page },
-            Range {
-                addr: addr + 2 * page,
-                len: page,
-            },
-        ];
+        let ranges = [Range { addr, len: page }, Range { addr: addr + 2 * page, len: page }];
         // SAFETY: the ranges are the test's.
         let pidfd = unsafe { syscall(libc::SYS_pidfd_open, int(getpid()), 0, 0, 0, 0, 0) };
         for fd in [i32::try_from(pidfd).unwrap(), PIDFD_SELF] {
@@ -754,10 +646,7 @@ mod tests {
             match unsafe { process_madvise(fd, &ranges, libc::MADV_DONTNEED) } {
                 Ok(advised) => {
                     assert_eq!(advised, 2 * page);
-                    assert_eq!(
-                        [0, 1, 2, 3].map(|i| bytes(addr, 4 * page)[i * page]),
-                        [0, 7, 0, 7]
-                    );
+                    assert_eq!([0, 1, 2, 3].map(|i| bytes(addr, 4 * page)[i * page]), [0, 7, 0, 7]);
                 }
                 // Before 6.14 (the number is no descriptor), 6.13 (the advice is refused), 5.10 (no such call).
                 Err(Errno(errno)) => {
@@ -775,10 +664,7 @@ mod tests {
         let len = read_file(c"/proc/self/comm", &mut buffer).unwrap();
         assert_eq!(buffer[..len], std::fs::read("/proc/self/comm").unwrap());
         assert_eq!(read_file(c"/proc/self/comm", &mut buffer[..2]), Ok(2));
-        assert_eq!(
-            read_file(c"/nonexistent", &mut buffer),
-            Err(Errno(libc::ENOENT))
-        );
+        assert_eq!(read_file(c"/nonexistent", &mut buffer), Err(Errno(libc::ENOENT)));
         assert_eq!(getpid().cast_unsigned(), std::process::id());
         let (soft, hard) = rlimit(libc::RLIMIT_NOFILE).unwrap();
         assert!(soft > 0 && soft <= hard);
@@ -838,11 +724,7 @@ mod tests {
         let mask = sigprocmask(libc::SIG_BLOCK, 0);
         let mut stack = vec![0u128; 4096];
         for _ in 0..100 {
-            let seen = Box::into_raw(Box::new(Seen {
-                thread_pointer: 0,
-                tid: 0,
-                mask: 0,
-            }));
+            let seen = Box::into_raw(Box::new(Seen { thread_pointer: 0, tid: 0, mask: 0 }));
             let top = stack.as_mut_ptr_range().end.cast();
             // SAFETY: the thread before has ended; `look` uses nothing of libc.
             let pointer = unsafe { TLS.thread_pointer() };

@@ -83,10 +83,7 @@ impl Facts {
             let (pairs, _) = vector[..len].as_chunks::<16>();
             let words = pairs.iter().map(|pair| {
                 let (words, _) = pair.as_chunks::<8>();
-                (
-                    usize::from_ne_bytes(words[0]),
-                    usize::from_ne_bytes(words[1]),
-                )
+                (usize::from_ne_bytes(words[0]), usize::from_ne_bytes(words[1]))
             });
             words
                 .take_while(|pair| pair.0 != 0)
@@ -109,9 +106,7 @@ impl Facts {
 
 /// Reads the facts anew.
 pub(crate) fn facts() -> Facts {
-    Facts::from_stack()
-        .or_else(Facts::from_proc)
-        .unwrap_or_else(Facts::unknown)
+    Facts::from_stack().or_else(Facts::from_proc).unwrap_or_else(Facts::unknown)
 }
 
 /// Page size of this machine, bytes.
@@ -134,10 +129,7 @@ fn probe_page_size() -> usize {
         // SAFETY: an empty range.
         unsafe { linux::madvise(*addr, 0, libc::MADV_DONTNEED) }.is_ok()
     };
-    [4 << 10, 16 << 10]
-        .into_iter()
-        .find(on_page)
-        .unwrap_or(64 << 10)
+    [4 << 10, 16 << 10].into_iter().find(on_page).unwrap_or(64 << 10)
 }
 
 /// What the kernel put on the first thread's stack: argc, argv, NULL, envp, NULL, pairs.
@@ -160,11 +152,7 @@ impl Start {
             return None;
         }
         // SAFETY: the variable points at the first stack, above which the arguments lie.
-        let argc_at = if unsafe { at.read() } == 0 {
-            at.wrapping_add(1)
-        } else {
-            at
-        };
+        let argc_at = if unsafe { at.read() } == 0 { at.wrapping_add(1) } else { at };
         // SAFETY: argc, and the word after it, which is at least argv's NULL.
         let [argc, first] = unsafe { argc_at.cast::<[usize; 2]>().read() };
         let argv = argc_at.wrapping_add(1);
@@ -177,10 +165,7 @@ impl Start {
         if unsafe { envp.wrapping_sub(1).read() } != 0 {
             return None;
         }
-        Some(Self {
-            envp: envp.cast(),
-            vector: skip_environment(envp),
-        })
+        Some(Self { envp: envp.cast(), vector: skip_environment(envp) })
     }
 }
 
@@ -206,11 +191,7 @@ pub(crate) fn env(name: &[u8]) -> Option<&'static [u8]> {
     // SAFETY: null, or the address of a pointer variable.
     let list = unsafe { symbol.as_ref() }.map_or(core::ptr::null(), |list| *list);
     // libc sets it late: earlier there is the kernel's list.
-    let list = if list.is_null() {
-        Start::find()?.envp
-    } else {
-        list
-    };
+    let list = if list.is_null() { Start::find()?.envp } else { list };
     find_in(list, name)
 }
 
@@ -223,10 +204,7 @@ fn find_in(mut list: *const *const c_char, name: &[u8]) -> Option<&'static [u8]>
         }
         // SAFETY: an entry is a C string that lives as long as the variable is not changed.
         let entry = unsafe { CStr::from_ptr(entry) }.to_bytes();
-        if let Some(value) = entry
-            .strip_prefix(name)
-            .and_then(|rest| rest.strip_prefix(b"="))
-        {
+        if let Some(value) = entry.strip_prefix(name).and_then(|rest| rest.strip_prefix(b"=")) {
             return Some(value);
         }
         list = list.wrapping_add(1);
@@ -248,11 +226,7 @@ fn count_from(path: &CStr) -> Option<usize> {
     let mut list = [0; 1024];
     let len = linux::read_file(path, &mut list).ok()?;
     // A list that fills the buffer may be cut short.
-    if len == list.len() {
-        None
-    } else {
-        parse_count(&list[..len])
-    }
+    if len == list.len() { None } else { parse_count(&list[..len]) }
 }
 
 fn cpus_from_affinity() -> Option<usize> {
@@ -265,9 +239,7 @@ fn cpus_from_affinity() -> Option<usize> {
 /// One more than the highest CPU number that this machine can ever have; a guess of 64 where
 /// nothing says. Numbers may have holes.
 pub(crate) fn possible_cpus() -> usize {
-    count_from(c"/sys/devices/system/cpu/possible")
-        .or_else(cpus_from_affinity)
-        .unwrap_or(64)
+    count_from(c"/sys/devices/system/cpu/possible").or_else(cpus_from_affinity).unwrap_or(64)
 }
 
 /// One more than the highest NUMA node that is online, or can be. Numbers may have holes.
@@ -300,23 +272,12 @@ mod tests {
     fn finds_variables() {
         let path = std::env::var("PATH").unwrap();
         assert_eq!(env(b"PATH"), Some(path.as_bytes()));
-        assert_eq!(
-            find_in(Start::find().unwrap().envp, b"PATH"),
-            Some(path.as_bytes())
-        );
+        assert_eq!(find_in(Start::find().unwrap().envp, b"PATH"), Some(path.as_bytes()));
         assert_eq!(env(b"PAT"), None);
         assert_eq!(env(b"THERMALLOC_NO_SUCH_VARIABLE"), None);
-        let entries = [
-            CString::from(c"AB=1"),
-            CString::from(c"A="),
-            CString::from(c"A=2"),
-        ];
-        let list = [
-            entries[0].as_ptr(),
-            entries[1].as_ptr(),
-            entries[2].as_ptr(),
-            core::ptr::null(),
-        ];
+        let entries = [CString::from(c"AB=1"), CString::from(c"A="), CString::from(c"A=2")];
+        let list =
+            [entries[0].as_ptr(), entries[1].as_ptr(), entries[2].as_ptr(), core::ptr::null()];
         assert_eq!(find_in(list.as_ptr(), b"A"), Some(&b""[..]));
         assert_eq!(find_in(list.as_ptr(), b"AB"), Some(&b"1"[..]));
     }

@@ -45,12 +45,7 @@ impl RawLock {
 
     #[inline(always)]
     fn acquire(&self) -> Entry {
-        if self
-            .0
-            .word()
-            .compare_exchange(FREE, HELD, Acquire, Relaxed)
-            .is_ok()
-        {
+        if self.0.word().compare_exchange(FREE, HELD, Acquire, Relaxed).is_ok() {
             return Entry::Holder;
         }
         self.acquire_contended()
@@ -69,10 +64,7 @@ impl RawLock {
                 _ => state,
             };
             if next != state
-                && let Err(now) = self
-                    .0
-                    .word()
-                    .compare_exchange(state, next, Acquire, Relaxed)
+                && let Err(now) = self.0.word().compare_exchange(state, next, Acquire, Relaxed)
             {
                 state = now;
                 continue;
@@ -126,11 +118,7 @@ impl RawLock {
 
     /// A lock that came into the list after the fork began is left as it is.
     fn release_from_fork(&self, side: Side) {
-        if self
-            .0
-            .word()
-            .compare_exchange(FORK, FREE, Release, Relaxed)
-            .is_ok()
+        if self.0.word().compare_exchange(FORK, FREE, Release, Relaxed).is_ok()
             && side == Side::Parent
         {
             self.wake();
@@ -159,20 +147,12 @@ impl<T> Mutex<T> {
 
     #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        Guard {
-            mutex: self,
-            entry: self.raw.acquire(),
-            not_send: PhantomData,
-        }
+        Guard { mutex: self, entry: self.raw.acquire(), not_send: PhantomData }
     }
 
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
         let entry = self.raw.try_acquire()?;
-        Some(Guard {
-            mutex: self,
-            entry,
-            not_send: PhantomData,
-        })
+        Some(Guard { mutex: self, entry, not_send: PhantomData })
     }
 
     /// The lock itself, for the list that [`ForkGate::enter`] takes.
@@ -410,10 +390,7 @@ mod tests {
             let forkers: Vec<_> = (0..2)
                 .map(|_| scope.spawn(|| (0..20).map(|_| fork_once()).collect::<Vec<_>>()))
                 .collect();
-            let pids: Vec<_> = forkers
-                .into_iter()
-                .map(|forker| forker.join().unwrap())
-                .collect();
+            let pids: Vec<_> = forkers.into_iter().map(|forker| forker.join().unwrap()).collect();
             stop.store(true, Relaxed);
             for pid in pids.into_iter().flatten() {
                 assert!(pid > 0);
@@ -485,9 +462,7 @@ mod loom_tests {
                 thread::spawn(move || add(&mutex))
             });
             add(&mutex);
-            threads
-                .into_iter()
-                .for_each(|thread| thread.join().unwrap());
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!(*mutex.lock(), 3);
         });
     }
@@ -499,10 +474,7 @@ mod loom_tests {
 
     impl Pair {
         fn new(value: u32) -> Self {
-            Self {
-                left: Mutex::new(value),
-                right: Mutex::new(value),
-            }
+            Self { left: Mutex::new(value), right: Mutex::new(value) }
         }
 
         fn step(&self) -> u32 {
@@ -552,17 +524,14 @@ mod loom_tests {
             // The child's memory is a copy, in which the worker does not exist.
             let child = Pair::new(*pair.left.lock());
             assert_eq!(*child.right.lock(), *pair.right.lock());
-            child
-                .locks()
-                .for_each(|lock| lock.0.word().store(FORK, Relaxed));
+            child.locks().for_each(|lock| lock.0.word().store(FORK, Relaxed));
             child.step();
             gate().leave(Side::Child, child.locks());
             assert!(!gate().is_owner());
             child.step();
             assert!(child.left.try_lock().is_some());
             // The parent goes its own way, and here the gate that it would leave is gone.
-            pair.locks()
-                .for_each(|lock| lock.release_from_fork(Side::Parent));
+            pair.locks().for_each(|lock| lock.release_from_fork(Side::Parent));
             worker.join().unwrap();
         });
     }
