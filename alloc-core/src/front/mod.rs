@@ -61,15 +61,28 @@ impl Backend for Arenas {
     }
 }
 
-/// Allocates a block of `class`; null: out of memory. `bytes` count as allocated by this thread.
+/// Takes a block of `class` from the CPU's cache, and counts `bytes` as allocated by this thread.
+/// Null: the caller goes on to [`alloc_slow`], from a cold function of its own.
 #[inline(always)]
-pub(crate) fn alloc(class: SizeClass, bytes: usize) -> *mut u8 {
+pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
     if tls::count(bytes) {
-        return alloc_at_event(class);
+        return null_mut();
     }
     // SAFETY: the table has an entry for every CPU.
-    let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() { refill(class) } else { block }
+    unsafe { rseq::pop(CPU_CACHES.table(), class) }
+}
+
+/// Allocates a block of `class` where [`alloc`] gave none, but counted it. Null: out of memory.
+pub(crate) fn alloc_slow(class: SizeClass) -> *mut u8 {
+    if tls().bytes_until_event.get() < 0 {
+        event();
+        // SAFETY: the table has an entry for every CPU.
+        let block = unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) };
+        if !block.is_null() {
+            return block;
+        }
+    }
+    refill(class)
 }
 
 /// Frees a block whose class-map code is `code`. False, and nothing done: the caller goes on to
@@ -90,15 +103,6 @@ pub(crate) fn count_allocated(bytes: usize) {
     if tls::count(bytes) {
         event();
     }
-}
-
-#[cold]
-#[inline(never)]
-fn alloc_at_event(class: SizeClass) -> *mut u8 {
-    event();
-    // SAFETY: the table has an entry for every CPU.
-    let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() { refill(class) } else { block }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
