@@ -203,7 +203,7 @@ impl<O: Os> Heap<O> {
             let Some(slab) = self.usable_slab(index, class, &mut bins) else { break };
             let n = self.take_slots(slab, &mut out[taken..]);
             if n == 0 {
-                // Only in a fork's child whose copy of a free is not whole: the slab is let be.
+                self.slots(self.extents().get(slab)).detach_broken();
                 bins.0[usize::from(class)].current = 0;
             }
             taken += n;
