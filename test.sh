@@ -38,7 +38,7 @@ step 'documentation'
 RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 
 if [ $quick = no ]; then
-	step 'loom: every interleaving of the shipped synchronisation'
+	step 'loom: interleavings of the shipped synchronisation'
 	RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$target/loom \
 		cargo test -p thermalloc --release --lib loom_
 

@@ -143,6 +143,11 @@ fn vfork_child() {
 }
 
 #[test]
+fn nested_fork() {
+    runs_every_way("nested_fork.c");
+}
+
+#[test]
 fn loaded_late() {
     let out = scratch("loaded_late");
     compile("loaded_late.c", &out, &["-ldl"]);

@@ -4,6 +4,7 @@
 //! `api` (entry points) -> `front` (per-CPU caches) -> `arena` (slabs) -> `extent` (pages) -> `os`.
 //! `heat` decides what is cold; `control` holds the option and the statistics table.
 #![cfg_attr(not(any(test, loom)), no_std)]
+#![cfg_attr(loom, allow(dead_code, reason = "a loom build has a part of the modules"))]
 
 #[cfg(any(test, loom))]
 extern crate std;

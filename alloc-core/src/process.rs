@@ -3,7 +3,7 @@ use crate::arena::Heap;
 use crate::background;
 use crate::control::{conf, options};
 use crate::front;
-use crate::front::size_class::{SizeClass, class_bytes};
+use crate::front::size_class::class_bytes;
 use crate::heat::decay::Times;
 use crate::os::linux::Linux;
 use crate::os::{fork, linux, start};
@@ -129,26 +129,48 @@ static FORK: fork::Handlers =
 /// Whether everybody was out of the passage when the fork began.
 static QUIET: AtomicBool = AtomicBool::new(true);
 
+/// Whether this is a child that has not opened yet.
+static NEW_CHILD: AtomicBool = AtomicBool::new(false);
+
 /// Makes memory consistent for a moment: the caches of all CPUs are taken out of use, nobody is
-/// half way through a free, and every lock is held.
+/// half way through a free, and every lock is held. A handler of somebody else may fork in between:
+/// that fork finds all of this done, and leaves it so.
 fn before_fork() {
-    front::fork_prepare();
-    QUIET.store(HEAP.passage.close(), Ordering::Relaxed);
+    if !gate().is_owner() {
+        front::fork_prepare();
+        QUIET.store(HEAP.passage.close(), Ordering::Relaxed);
+    }
     gate().enter(HEAP.locks());
 }
 
 fn after_fork() {
-    gate().leave(Side::Parent, HEAP.locks());
-    HEAP.passage.open();
-    front::fork_parent();
+    // Where the allocator started during the fork, nothing was closed.
+    if gate().is_owner() {
+        gate().leave(Side::Parent, HEAP.locks());
+        open();
+    }
 }
 
 fn in_child() {
+    NEW_CHILD.store(true, Ordering::Relaxed);
     background::forget();
     if !QUIET.load(Ordering::Relaxed) {
         HEAP.transfer().forget();
     }
     gate().leave(Side::Child, HEAP.locks());
-    HEAP.passage.open_in_child();
-    front::fork_child();
+    open();
+}
+
+/// Lets everybody in again, unless this was a fork within another.
+fn open() {
+    if gate().is_owner() {
+        return;
+    }
+    if NEW_CHILD.swap(false, Ordering::Relaxed) {
+        HEAP.passage.open_in_child();
+        front::fork_child();
+    } else {
+        HEAP.passage.open();
+        front::fork_parent();
+    }
 }

@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn shapes_waste_little_and_slots_are_found() {
         for os_page in [4096, 16384, 65536] {
-            for class in 1..=SLAB_CLASSES as SizeClass {
+            for class in 1..=SizeClass::try_from(SLAB_CLASSES).unwrap() {
                 let s = shape(class, os_page);
                 let size = class_bytes(class);
                 assert_eq!(s.bytes % os_page, 0);

@@ -151,7 +151,7 @@ impl<O: Os> Heap<O> {
             let gone = here == 0 && unsafe { os.purge(p.addr() + from, bytes) }.is_ok();
             if !gone {
                 // SAFETY: the bytes lie in the block.
-                unsafe { p.add(from).write_bytes(0, bytes.min(len - from)) };
+                unsafe { p.wrapping_add(from).write_bytes(0, bytes.min(len - from)) };
             }
             i += run;
         }

@@ -96,7 +96,7 @@ impl Model {
         let (p, usable) = (p.expose_provenance(), self.usable(p.expose_provenance()));
         assert_eq!(p % align, 0);
         assert!(usable >= size);
-        if size % (2 << 20) == 0 {
+        if size.is_multiple_of(2 << 20) {
             assert_eq!(p % (2 << 20), 0, "exact multiples have a huge page's alignment");
         }
         if class.is_none() && zero {
@@ -221,8 +221,8 @@ proptest! {
 #[test]
 fn threads_free_what_others_took() {
     let heap = Arc::new(heap(4096, 4));
-    let mesh: Arc<Vec<std::sync::Mutex<Vec<(SizeClass, usize)>>>> =
-        Arc::new((0..4).map(|_| std::sync::Mutex::default()).collect());
+    type Letterbox = std::sync::Mutex<Vec<(SizeClass, usize)>>;
+    let mesh: Arc<[Letterbox; 4]> = Arc::default();
     let threads: Vec<_> = (0..4u32)
         .map(|me| {
             let (heap, mesh) = (Arc::clone(&heap), Arc::clone(&mesh));
@@ -232,7 +232,7 @@ fn threads_free_what_others_took() {
                     x ^= x << 13;
                     x ^= x >> 7;
                     x ^= x << 17;
-                    let class = class_of((x % 3000 + 1) as usize);
+                    let class = class_of(usize::try_from(x % 3000 + 1).unwrap());
                     let mut out = [core::ptr::null_mut(); 8];
                     let n = heap.take(me, class, &mut out[..(x >> 20) as usize % 8 + 1]);
                     for p in &out[..n] {
@@ -275,7 +275,7 @@ fn zeroing_a_large_block_again_does_not_make_it_resident() {
         let p = heap.alloc_large(size, 1, true);
         for at in [0, (round + 1) << 20, size - 1] {
             // SAFETY: inside the block.
-            let byte = unsafe { &mut *p.add(at) };
+            let byte = unsafe { &mut *p.wrapping_add(at) };
             assert_eq!(*byte, 0);
             *byte = 9;
         }
@@ -303,7 +303,7 @@ fn a_growing_block_is_moved_and_not_copied() {
 #[test]
 fn every_slab_class_fills_whole_slabs() {
     let heap = heap(4096, 1);
-    for class in 1..=SLAB_CLASSES as SizeClass {
+    for class in 1..=SizeClass::try_from(SLAB_CLASSES).unwrap() {
         let mut out = [core::ptr::null_mut(); BATCH];
         let n = heap.take(0, class, &mut out);
         assert_eq!(n, BATCH);

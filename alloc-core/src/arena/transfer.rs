@@ -5,11 +5,13 @@
 //! thread touches its batch; nodes are never freed, so that a late reader of `next` reads a node;
 //! every change of a stack's head counts its tag up, so that a late writer fails.
 use crate::front::size_class::{CLASSES, SizeClass, class_bytes};
+#[cfg(any(test, loom))]
+use crate::sync::array;
 use crate::sync::atomic::{
     AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
-use crate::sync::{UnsafeCell, array, const_fn};
+use crate::sync::{UnsafeCell, const_fn};
 
 /// Most blocks in a batch.
 pub(crate) const BATCH_MAX: usize = 32;
@@ -72,6 +74,7 @@ struct Stack {
 
 impl Stack {
     const_fn! {
+        #[cfg(any(test, loom))]
         const fn new() -> Self {
             Self { head: AtomicU64::new(0), low: AtomicU32::new(0), blocks: AtomicU32::new(0) }
         }
@@ -150,8 +153,8 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
     const HANDLES_FIT: () = assert!(NODES < 1 << HANDLE_BITS);
 
     const_fn! {
+        #[cfg(any(test, loom))]
         pub(crate) const fn new() -> Self {
-            let () = Self::HANDLES_FIT;
             Self {
                 stacks: array![Stack::new(); STACKS],
                 free: Stack::new(),
@@ -257,6 +260,7 @@ impl<const STACKS: usize, const NODES: usize> Transfer<STACKS, NODES> {
     }
 
     fn take_node(&self) -> Option<Handle> {
+        let () = Self::HANDLES_FIT;
         if let Some((handle, _)) = self.free.pop(&self.nodes) {
             return Some(handle);
         }

@@ -368,8 +368,8 @@ mod tests {
     #[test]
     fn jemalloc_names_are_sorted_and_ours_among_them_are_rows() {
         assert!(JEMALLOC_NAMES.is_sorted());
-        let mapped = JEMALLOC_NAMES.iter().filter(|name| find(name).is_some());
-        assert_eq!(mapped.count(), 4);
+        let ours = JEMALLOC_NAMES.iter().filter(|name| find(name).is_some());
+        assert!(ours.eq(&["background_thread", "dirty_decay_ms", "narenas"]));
     }
 
     #[test]

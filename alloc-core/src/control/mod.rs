@@ -48,6 +48,13 @@ pub(crate) fn counters() -> stats::Counters {
     }
 }
 
+/// Bytes that the calling thread has allocated so far, by the sizes of its blocks; what it freed does
+/// not count.
+#[must_use]
+pub fn thread_allocated() -> u64 {
+    crate::front::thread_allocated()
+}
+
 /// Gives every free page back to the kernel, hot or not: an explicit request.
 pub(crate) fn purge() -> usize {
     crate::api::trim()

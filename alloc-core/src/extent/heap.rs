@@ -256,7 +256,9 @@ impl<O: Os> PageHeap<O> {
             inner = self.inner.lock();
         }
         self.hint(&inner);
-        ((inner.counts.purged - before) as usize) << LG_PAGE
+        #[allow(clippy::cast_possible_truncation, reason = "pages of an address space")]
+        let purged = (inner.counts.purged - before) as usize;
+        purged << LG_PAGE
     }
 
     /// Purges an extent in state `Purging`, with the heap unlocked, and puts it back.

@@ -29,10 +29,6 @@ impl Tree {
         Self { root: 0, by_size: false }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.root == 0
-    }
-
     fn key(&self, extents: &Extents, id: ExtentId) -> Key {
         let e = extents.get(id);
         if self.by_size {

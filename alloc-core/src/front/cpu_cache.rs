@@ -12,7 +12,7 @@ use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
 use super::rseq::{self, BEFORE, Entry, Header, Region};
 use super::size_class::{CLASSES, SizeClass, class_bytes};
 use super::tls::RseqArea;
-use crate::os::linux::syscall;
+use crate::os::linux;
 
 /// The slots of a region.
 static LAYOUT: Layout = Layout::new(size_of::<Region>() / 8, slots(1024, 512, 2, 4 << 20));
@@ -130,7 +130,7 @@ impl CpuCaches {
     }
 
     fn make_table(&self, backend: &impl Backend, many_nodes: bool) -> bool {
-        let count = possible_cpus();
+        let count = most_cpus();
         let table_bytes =
             ((BEFORE + count) * size_of::<Entry>()).next_multiple_of(align_of::<Cpu>());
         let base = backend.map(table_bytes + count * size_of::<Cpu>());
@@ -317,7 +317,7 @@ impl CpuCaches {
     pub(crate) fn fork_prepare(&self) {
         core::mem::forget(self.lock_owner());
         while self.initialising.swap(1, Acquire) != 0 {
-            yield_now();
+            linux::yield_now();
         }
         for cpu in 0..self.count() {
             self.entry(cpu).store(State::Busy.entry(), Release);
@@ -360,7 +360,7 @@ impl CpuCaches {
 
     fn lock_owner(&self) -> OwnerLock<'_> {
         while self.owner_lock.swap(1, Acquire) != 0 {
-            yield_now();
+            linux::yield_now();
         }
         OwnerLock(self)
     }
@@ -465,27 +465,9 @@ fn room_bytes(region: &Region) -> usize {
     classes().map(|class| usize::from(room(class)) * class_bytes(class)).sum()
 }
 
-fn yield_now() {
-    // SAFETY: no memory is passed.
-    unsafe { syscall(libc::SYS_sched_yield, 0, 0, 0, 0, 0, 0) };
-}
-
-/// A bound of the CPU indices: what the kernel's own CPU masks hold.
-fn possible_cpus() -> usize {
-    let mut mask = [0u64; 1024];
-    // SAFETY: writes at most the size given.
-    let bytes = unsafe {
-        syscall(
-            libc::SYS_sched_getaffinity,
-            0,
-            size_of_val(&mask),
-            mask.as_mut_ptr() as usize,
-            0,
-            0,
-            0,
-        )
-    };
-    usize::try_from(bytes).map_or(8192, |bytes| bytes * 8)
+/// A bound of the CPU indices: what the kernel's own CPU masks hold. No list of CPUs is as sure.
+fn most_cpus() -> usize {
+    linux::sched_getaffinity(&mut [0; 1024]).map_or(8192, |bytes| bytes * 8)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod thread_cache;
 mod tls;
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed, compiler_fence};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed, compiler_fence};
 
 use self::cpu_cache::CpuCaches;
 use self::room::Backend;
@@ -216,12 +216,7 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
 }
 
 /// Bytes between two events of a thread.
-static EVENT_BYTES: AtomicI64 = AtomicI64::new(2 << 20);
-
-/// Sets how many bytes a thread allocates between two events, from its next event on.
-pub(crate) fn set_event_bytes(bytes: u32) {
-    EVENT_BYTES.store(i64::from(bytes.max(1)), Relaxed);
-}
+const EVENT_BYTES: i64 = 2 << 20;
 
 /// What happens each time a thread has allocated [`EVENT_BYTES`] more, and at its first allocation.
 #[cold]
@@ -229,41 +224,14 @@ pub(crate) fn set_event_bytes(bytes: u32) {
 fn event() {
     let tls = tls();
     let allocated = thread_allocated();
-    let more = EVENT_BYTES.load(Relaxed);
-    tls.allocated_at_event.set(allocated.wrapping_add_signed(more));
-    tls.bytes_until_event.set(more);
+    tls.allocated_at_event.set(allocated.wrapping_add_signed(EVENT_BYTES));
+    tls.bytes_until_event.set(EVENT_BYTES);
 }
 
 /// Bytes that this thread has allocated so far.
 pub(crate) fn thread_allocated() -> u64 {
     let tls = tls();
     tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
-}
-
-/// Prepares the caches, if the process is to have them; `many_nodes`: there is more than one NUMA
-/// node. Without this call the first allocation does it as for one node.
-pub(crate) fn init(many_nodes: bool) -> bool {
-    CPU_CACHES.init(&Layers, many_nodes)
-}
-
-/// CPU indices that there can be; 0 before the first allocation.
-pub(crate) fn cpu_count() -> usize {
-    CPU_CACHES.count()
-}
-
-/// The index of the calling thread's arena: its CPU's, or one of its own.
-pub(crate) fn current_arena() -> usize {
-    rseq::cpu().unwrap_or(tls().arena.get() as usize)
-}
-
-/// Sets the bytes that the blocks in the cache of one CPU may amount to.
-pub(crate) fn set_cpu_cache_bytes(bytes: usize) {
-    CPU_CACHES.set_budget(bytes);
-}
-
-/// Sets the bytes that the blocks in the cache of one thread may amount to, where there is one.
-pub(crate) fn set_thread_cache_bytes(bytes: usize) {
-    THREAD_CACHES.set_budget(bytes);
 }
 
 /// Gives the blocks in the caches of idle CPUs and of dead threads, and the batches that nobody asked
@@ -288,16 +256,6 @@ pub(crate) fn drain_all() -> usize {
     CPU_CACHES.drain_all(&Arenas) + THREAD_CACHES.reap(&Arenas)
 }
 
-/// Gives the blocks in the calling thread's own cache, or in its CPU's, to the arenas; how many.
-pub(crate) fn flush_current() -> usize {
-    match server(tls()) {
-        Server::Cpu(cpu) => CPU_CACHES.drain(&Arenas, cpu).unwrap_or(0),
-        // SAFETY: the cache is this thread's, and `busy` keeps others off.
-        Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.flush(&Arenas, cache) },
-        Server::Arena(_) => 0,
-    }
-}
-
 /// Blocks of `class` in all caches, by a glance.
 pub(crate) fn cached_blocks(class: SizeClass) -> usize {
     CPU_CACHES.cached_blocks(class) + THREAD_CACHES.cached_blocks(class)
@@ -311,11 +269,6 @@ pub(crate) fn cache_room_bytes() -> usize {
 /// How often a CPU-cache operation had to start again because the thread was interrupted.
 pub(crate) fn rseq_aborts() -> u64 {
     rseq::aborts()
-}
-
-/// Whether this kernel lets other threads empty a CPU's cache.
-pub(crate) fn can_drain() -> bool {
-    CPU_CACHES.can_drain()
 }
 
 /// Before a fork, before the locks of the layers below are taken.
@@ -396,7 +349,7 @@ mod tests {
         std::thread::scope(|s| (0..8).for_each(|_| drop(s.spawn(exercise))));
         exercise();
         assert_ne!(tls().mode.get(), Mode::Unset);
-        assert!(cpu_count() > 0 && cache_room_bytes() > 0);
+        assert!(CPU_CACHES.count() > 0 && cache_room_bytes() > 0);
     }
 
     #[test]
@@ -420,7 +373,7 @@ mod tests {
                 sum += bytes as u64;
                 assert_eq!(thread_allocated(), sum);
                 let left = tls().bytes_until_event.get();
-                assert!((0..=EVENT_BYTES.load(Relaxed)).contains(&left));
+                assert!((0..=EVENT_BYTES).contains(&left));
             }
             count_allocated(1 << 40);
             assert_eq!(thread_allocated(), sum + (1 << 40));
@@ -450,11 +403,9 @@ mod tests {
     #[test]
     fn a_forked_child_can_use_its_caches() {
         exercise();
-        fork_prepare();
         // SAFETY: the child only runs what follows, and leaves without the C library's help.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            fork_child();
             for class in [1, 8, 40, 72, 90] {
                 let block = take(class, 16);
                 if block.is_null() || !free_one(class, block) {
@@ -465,7 +416,6 @@ mod tests {
             // SAFETY: ends the child.
             unsafe { libc::_exit(0) };
         }
-        fork_parent();
         let mut status = -1;
         // SAFETY: the child is ours.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
@@ -483,8 +433,6 @@ mod tests {
             assert!(!tls().thread_cache.get().is_null());
             free_all(40, (0..20).map(|_| take(40, 2048)).collect());
             assert!(cached_blocks(40) > 0 && cache_room_bytes() <= 256 << 10);
-            assert!(flush_current() > 0);
-            assert_eq!(cached_blocks(40), 0);
             std::thread::scope(|s| (0..8).for_each(|_| drop(s.spawn(exercise))));
             // The C library keeps its hands off, so that we can see our own registration work.
             assert_eq!(rseq::register_for_test(), 6);

@@ -82,7 +82,7 @@ pub(crate) const fn slots(small: u16, middle: u16, least: u16, bytes: usize) -> 
 }
 
 /// What the room of one cache amounts to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Account {
     /// Bytes that the room of all classes would hold.
     used: AtomicUsize,
@@ -91,10 +91,6 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    pub(crate) const fn new() -> Self {
-        Account { used: AtomicUsize::new(0), victim: AtomicU32::new(0) }
-    }
-
     pub(crate) fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
@@ -359,7 +355,7 @@ mod tests {
             Plain {
                 blocks: RefCell::new(std::vec![Vec::new(); CLASSES + 1]),
                 room: RefCell::new(std::vec![0; CLASSES + 1]),
-                account: Account::new(),
+                account: Account::default(),
                 budget: Cell::new(budget),
             }
         }

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use super::size_class::SizeClass;
 use super::tls::{self, RseqArea, Tls};
-use crate::os::linux::syscall;
+use crate::os::{linux, start};
 
 /// A CPU's array caches: a [`Header`] for each class code, then the slots. The layout of the slots
 /// is `room`'s; all positions are 8-byte words from the start of the region.
@@ -662,9 +662,9 @@ fn c_library() -> CLibrary {
 /// Bytes of the area that every kernel with rseq accepts.
 const AREA_BYTES: usize = 32;
 #[cfg(target_arch = "x86_64")]
-const SIGNATURE: usize = 0x5305_3053;
+const SIGNATURE: u32 = 0x5305_3053;
 #[cfg(target_arch = "aarch64")]
-const SIGNATURE: usize = 0xd428_bc00;
+const SIGNATURE: u32 = 0xd428_bc00;
 
 /// Registers the area in the thread's block, which then gets a valid `cpu_id`. Only with an old
 /// glibc: it frees no thread's memory before the kernel is done with it, while musl unmaps that of
@@ -676,10 +676,9 @@ fn register_own(tls: &Tls) {
 }
 
 fn register(tls: &Tls) {
-    let area = tls.own.0.get() as usize;
     // SAFETY: the area is 32 bytes, aligned, and lives as long as the thread. The kernel refuses
     // a second registration.
-    unsafe { syscall(libc::SYS_rseq, area, AREA_BYTES, 0, SIGNATURE, 0, 0) };
+    let _ = unsafe { linux::rseq_register(tls.own.0.get().cast(), AREA_BYTES, SIGNATURE) };
 }
 
 fn is_glibc() -> bool {
@@ -711,46 +710,23 @@ fn is_glibc() -> bool {
 /// Where in the rseq area the CPU index is: the dense `mm_cid` where the kernel has it and one
 /// number says enough, else `cpu_id`.
 pub(crate) fn index_field(many_nodes: bool) -> isize {
-    const AT_RSEQ_FEATURE_SIZE: usize = 27;
-    const PR_GET_AUXV: usize = 0x4155_5856;
-    let mut auxv = [0usize; 128];
-    // SAFETY: writes at most the size given. Older kernels refuse it.
-    let r = unsafe {
-        syscall(
-            libc::SYS_prctl,
-            PR_GET_AUXV,
-            auxv.as_mut_ptr() as usize,
-            size_of_val(&auxv),
-            0,
-            0,
-            0,
-        )
-    };
-    let features = auxv.as_chunks::<2>().0.iter().find(|pair| pair[0] == AT_RSEQ_FEATURE_SIZE);
-    match features {
-        Some([_, bytes]) if r > 0 && *bytes >= 28 && !many_nodes => RseqArea::MM_CID,
-        _ => RseqArea::CPU_ID,
+    let ends = RseqArea::MM_CID.unsigned_abs() + 4;
+    if start::facts().rseq_feature_size >= ends && !many_nodes {
+        RseqArea::MM_CID
+    } else {
+        RseqArea::CPU_ID
     }
 }
 
-const PRIVATE_EXPEDITED_RSEQ: usize = 1 << 7;
-const REGISTER_PRIVATE_EXPEDITED_RSEQ: usize = 1 << 8;
-const FLAG_CPU: usize = 1;
-
 /// Asks the kernel for [`fence`]; false where it has none.
 pub(crate) fn register_fence() -> bool {
-    // SAFETY: no memory is passed.
-    unsafe { syscall(libc::SYS_membarrier, REGISTER_PRIVATE_EXPEDITED_RSEQ, 0, 0, 0, 0, 0) == 0 }
+    linux::rseq_fence_register().is_ok()
 }
 
 /// After this no section that was running on `cpu` (`None`: on any) when it was called will commit.
 pub(crate) fn fence(cpu: Option<usize>) -> bool {
-    let (flags, cpu) = cpu.map_or((0, 0), |cpu| (FLAG_CPU, cpu));
-    // SAFETY: no memory is passed.
-    let fence =
-        || unsafe { syscall(libc::SYS_membarrier, PRIVATE_EXPEDITED_RSEQ, flags, cpu, 0, 0, 0) };
     // A forked child may have to register again.
-    fence() == 0 || (register_fence() && fence() == 0)
+    linux::rseq_fence(cpu).is_ok() || (register_fence() && linux::rseq_fence(cpu).is_ok())
 }
 
 /// Registers the calling thread as with an old glibc, and pops from a region of one CPU index

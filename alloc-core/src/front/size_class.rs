@@ -130,7 +130,7 @@ mod tests {
             let align = 1 << lg;
             for size in (1..CACHED_MAX).step_by(317) {
                 let class = class_of_aligned(size, align, 4096).unwrap();
-                assert!(class_bytes(class) >= size && class_bytes(class) % align == 0);
+                assert!(class_bytes(class) >= size && class_bytes(class).is_multiple_of(align));
             }
         }
         assert_eq!(class_of_aligned(100, 8192, 4096), None);

@@ -11,9 +11,11 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
 use super::rseq::{Header, Region};
 use super::size_class::{CLASSES, SizeClass};
-use crate::os::linux::syscall;
+use crate::os::{Errno, linux};
 
-static LAYOUT: Layout = Layout::new(size_of::<ThreadCache>() / 8, slots(256, 64, 1, 256 << 10));
+/// Bytes that the room of one thread may amount to.
+const BUDGET_BYTES: usize = 256 << 10;
+static LAYOUT: Layout = Layout::new(size_of::<ThreadCache>() / 8, slots(256, 64, 1, BUDGET_BYTES));
 
 /// Caches of others that a new thread looks at in search of a dead one's.
 const PROBES: usize = 16;
@@ -118,10 +120,7 @@ impl ThreadCache {
 }
 
 /// A cache in the hands of its owner.
-struct Own<'a> {
-    cache: &'a ThreadCache,
-    budget: usize,
-}
+struct Own<'a>(&'a ThreadCache);
 
 impl Array for Own<'_> {
     fn layout(&self) -> &'static Layout {
@@ -129,33 +128,33 @@ impl Array for Own<'_> {
     }
 
     fn account(&self) -> &Account {
-        &self.cache.account
+        &self.0.account
     }
 
     fn budget(&self) -> usize {
-        self.budget
+        BUDGET_BYTES
     }
 
     fn arena(&self) -> usize {
-        self.cache.arena.load(Relaxed)
+        self.0.arena.load(Relaxed)
     }
 
     fn header(&self, class: SizeClass) -> Header {
-        self.cache.region.header(class)
+        self.0.region.header(class)
     }
 
     fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool {
         debug_assert_eq!(self.header(class), old);
-        self.cache.region.set_header(class, new);
+        self.0.region.set_header(class, new);
         true
     }
 
     fn pop_batch(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
-        self.cache.pop_range(class, out)
+        self.0.pop_range(class, out)
     }
 
     fn push_batch(&self, class: SizeClass, blocks: &[*mut u8]) -> usize {
-        self.cache.push_range(class, blocks)
+        self.0.push_range(class, blocks)
     }
 }
 
@@ -164,21 +163,11 @@ pub(crate) struct ThreadCaches {
     head: AtomicPtr<ThreadCache>,
     /// Where the next search for a dead thread's cache starts.
     probe: AtomicPtr<ThreadCache>,
-    budget: AtomicUsize,
 }
 
 impl ThreadCaches {
     pub(crate) const fn new() -> Self {
-        ThreadCaches {
-            head: AtomicPtr::new(null_mut()),
-            probe: AtomicPtr::new(null_mut()),
-            budget: AtomicUsize::new(256 << 10),
-        }
-    }
-
-    /// Sets the bytes that the room of one thread may amount to.
-    pub(crate) fn set_budget(&self, bytes: usize) {
-        self.budget.store(bytes, Relaxed);
+        ThreadCaches { head: AtomicPtr::new(null_mut()), probe: AtomicPtr::new(null_mut()) }
     }
 
     fn follow(link: &AtomicPtr<ThreadCache>) -> Option<&'static ThreadCache> {
@@ -192,7 +181,8 @@ impl ThreadCaches {
 
     /// A cache for the calling thread, which has none; null where there is no memory for one.
     pub(crate) fn acquire(&self, backend: &impl Backend, arena: usize) -> *mut ThreadCache {
-        let Some(cache) = self.adopt(gettid()).or_else(|| self.create(backend, gettid())) else {
+        let thread = own_id();
+        let Some(cache) = self.adopt(thread).or_else(|| self.create(backend, thread)) else {
             return null_mut();
         };
         cache.arena.store(arena, Relaxed);
@@ -253,7 +243,7 @@ impl ThreadCaches {
         if !block.is_null() {
             return block;
         }
-        room::refill(&Own { cache, budget: self.budget.load(Relaxed) }, backend, class)
+        room::refill(&Own(cache), backend, class)
     }
 
     /// Takes a block of `class` into a thread's own cache.
@@ -270,22 +260,8 @@ impl ThreadCaches {
         // SAFETY: caches live for good.
         let cache = unsafe { &*cache };
         if !cache.push(class, block) {
-            room::overflow(
-                &Own { cache, budget: self.budget.load(Relaxed) },
-                backend,
-                class,
-                block,
-            );
+            room::overflow(&Own(cache), backend, class, block);
         }
-    }
-
-    /// Empties the calling thread's own cache; the number of blocks.
-    ///
-    /// # Safety
-    /// As [`ThreadCaches::alloc`].
-    pub(crate) unsafe fn flush(&self, backend: &impl Backend, cache: *mut ThreadCache) -> usize {
-        // SAFETY: caches live for good.
-        unsafe { &*cache }.flush(backend)
     }
 
     /// Empties the caches of dead threads; the number of blocks. For the background thread.
@@ -316,7 +292,7 @@ impl ThreadCaches {
                 cache.forget_blocks();
             }
             let generation = (cache.owner.load(Relaxed) >> 32) + 1;
-            let thread = if is_own { gettid() } else { 0 };
+            let thread = if is_own { own_id() } else { 0 };
             cache.owner.store(generation << 32 | u64::from(thread), Release);
         }
     }
@@ -335,20 +311,14 @@ impl ThreadCaches {
     }
 }
 
-fn gettid() -> u32 {
-    // SAFETY: no memory is passed.
-    let id = unsafe { syscall(libc::SYS_gettid, 0, 0, 0, 0, 0, 0) };
-    u32::try_from(id).unwrap_or(0)
+fn own_id() -> u32 {
+    linux::gettid().cast_unsigned()
 }
 
 /// Whether no thread of this process has the id.
 fn is_dead(thread: u32) -> bool {
-    // SAFETY: no memory is passed.
-    let process = unsafe { syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0) };
-    // SAFETY: signal 0 only asks.
-    let r =
-        unsafe { syscall(libc::SYS_tgkill, process.cast_unsigned(), thread as usize, 0, 0, 0, 0) };
-    r == -(libc::ESRCH as isize)
+    // Signal 0 only asks.
+    linux::tgkill(linux::getpid(), thread.cast_signed(), 0) == Err(Errno(libc::ESRCH))
 }
 
 #[cfg(test)]
@@ -400,7 +370,7 @@ mod tests {
         assert_eq!(tokens.fetches.load(Relaxed), fetches);
         free(&caches, &tokens, cache, 4, block);
         // SAFETY: the cache is this thread's.
-        assert!(unsafe { caches.flush(&tokens, cache) } > 100);
+        assert!(unsafe { &*cache }.flush(&tokens) > 100);
         assert_eq!((tokens.missing(), tokens.doubled.load(Relaxed)), (0, 0));
         assert_eq!(caches.used_bytes(), 0);
     }

@@ -12,13 +12,12 @@ use super::{Errno, Os};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Map,
-    Unmap,
     Purge,
     Resident,
     Move,
 }
 
-const CALLS: usize = 5;
+const CALLS: usize = 4;
 
 /// Pages given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,12 +148,6 @@ impl Os for FakeKernel {
         Ok(())
     }
 
-    unsafe fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
-        self.enter(Call::Unmap, &[addr, len])?;
-        // SAFETY: the caller's promise.
-        unsafe { Linux.unmap(addr, len) }
-    }
-
     unsafe fn purge(&self, addr: usize, len: usize) -> Result<(), Errno> {
         self.enter(Call::Purge, &[addr, len])?;
         // SAFETY: the caller's promise.
@@ -227,11 +220,10 @@ mod tests {
             assert_eq!(kernel.take_purges(), [Purge { addr: at + 5 * page, len: page, at_ms: 42 }]);
             assert_eq!(kernel.take_purges(), []);
             // SAFETY: as above.
-            unsafe { kernel.unmap(at, page) }.unwrap();
+            unsafe { unmap(at, page) }.unwrap();
             kernel.map_at(at, page).unwrap();
-            let counts =
-                [Call::Map, Call::Unmap, Call::Purge, Call::Move].map(|call| kernel.count(call));
-            assert_eq!(counts, [4, 1, 1, 1]);
+            let counts = [Call::Map, Call::Purge, Call::Move].map(|call| kernel.count(call));
+            assert_eq!(counts, [4, 1, 1]);
         }
     }
 

@@ -3,11 +3,9 @@
 //! starts, and may be set at any time.
 use core::ffi::c_int;
 use core::sync::atomic::{
-    AtomicI32, AtomicPtr, AtomicU32,
-    Ordering::{Acquire, Relaxed, Release},
+    AtomicPtr,
+    Ordering::{Acquire, Release},
 };
-
-use super::linux;
 
 /// What runs around a fork, all on the forking thread.
 #[derive(Debug)]
@@ -16,30 +14,16 @@ pub(crate) struct Handlers {
     pub(crate) prepare: fn(),
     /// After it, in the parent.
     pub(crate) parent: fn(),
-    /// After it, in the child, whose pid [`pid`] still shows as the parent's.
+    /// After it, in the child.
     pub(crate) child: fn(),
 }
 
 static HANDLERS: AtomicPtr<Handlers> = AtomicPtr::new(core::ptr::null_mut());
-static PID: AtomicI32 = AtomicI32::new(0);
-static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// Sets what runs around a fork. Where a fork is under way its later handlers run without the
 /// first: they have to bear that.
 pub(crate) fn register(handlers: &'static Handlers) {
-    PID.store(linux::getpid(), Relaxed);
     HANDLERS.store(core::ptr::from_ref(handlers).cast_mut(), Release);
-}
-
-/// The process that the allocator's state belongs to: it differs from `getpid` in a child that
-/// came to be without the handlers (`vfork`, `_Fork`, a bare clone).
-pub(crate) fn pid() -> i32 {
-    PID.load(Relaxed)
-}
-
-/// Counts the forks between the first process and this one; counted up before `child` runs.
-pub(crate) fn generation() -> u32 {
-    GENERATION.load(Relaxed)
 }
 
 fn run(handler: impl FnOnce(&Handlers) -> fn()) {
@@ -58,9 +42,7 @@ extern "C" fn parent() {
 }
 
 extern "C" fn child() {
-    GENERATION.fetch_add(1, Relaxed);
     run(|handlers| handlers.child);
-    PID.store(linux::getpid(), Relaxed);
 }
 
 unsafe extern "C" {
@@ -85,17 +67,13 @@ static INSTALL: extern "C" fn() = install;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::linux;
+    use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::process::Command;
 
     static CALLS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
-
-    static COUNTING: Handlers = Handlers {
-        prepare: || count(0),
-        parent: || count(1),
-        child: || {
-            assert_ne!(pid(), linux::getpid());
-            count(2);
-        },
-    };
+    static COUNTING: Handlers =
+        Handlers { prepare: || count(0), parent: || count(1), child: || count(2) };
 
     fn count(which: usize) {
         CALLS[which].fetch_add(1, Relaxed);
@@ -105,27 +83,31 @@ mod tests {
         [0, 1, 2].map(|i| CALLS[i].load(Relaxed))
     }
 
+    const ALONE: &str = "THERMALLOC_TEST_FORK_HANDLERS";
+
+    /// In a process of its own: the other tests need the allocator's handlers.
     #[test]
     fn handlers_run_on_their_side() {
+        if std::env::var_os(ALONE).is_none() {
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "os::fork::tests::handlers_run_on_their_side"])
+                .env(ALONE, "1")
+                .output()
+                .unwrap();
+            let said = std::string::String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
         register(&COUNTING);
-        let (home, generation_before, before) = (pid(), generation(), calls());
-        assert_eq!(home, linux::getpid());
         // SAFETY: the child makes system calls only.
-        let pid_seen = unsafe { libc::fork() };
-        if pid_seen == 0 {
-            let as_expected = calls()[1] == before[1]
-                && calls()[2] == before[2] + 1
-                && pid() == linux::getpid()
-                && generation() == generation_before + 1;
-            linux::exit_group(if as_expected { 0 } else { 1 });
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            linux::exit_group(i32::from(calls() != [1, 0, 1]));
         }
         let mut status = -1;
         // SAFETY: `status` outlives the call.
-        let waited = unsafe { libc::waitpid(pid_seen, &raw mut status, 0) };
-        assert_eq!(waited, pid_seen);
-        assert_eq!(status, 0);
-        // Other tests fork too.
-        assert!(calls()[0] > before[0] && calls()[1] > before[1]);
-        assert_eq!((calls()[2], pid(), generation()), (before[2], home, generation_before));
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!((waited, status), (pid, 0));
+        assert_eq!(calls(), [1, 1, 0]);
     }
 }

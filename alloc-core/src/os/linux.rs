@@ -65,7 +65,7 @@ fn check(result: isize) -> Result<usize, Errno> {
     }
 }
 
-/// A C int, `PIDFD_SELF` or a signal among them, as the kernel expects it in a register.
+/// A C int, a signal among them, as the kernel expects it in a register.
 fn int(value: i32) -> usize {
     (value as isize).cast_unsigned()
 }
@@ -75,12 +75,6 @@ fn int(value: i32) -> usize {
 const RW: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
 /// NORESERVE: the window is far larger than what is used of it.
 const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-
-/// Maps `len` zero bytes, readable and writable, where the kernel likes, at best at `hint`.
-pub(crate) fn map_anywhere(hint: usize, len: usize) -> Result<usize, Errno> {
-    // SAFETY: without MAP_FIXED a new mapping touches no other.
-    check(unsafe { syscall(libc::SYS_mmap, hint, len, RW, int(ANON), int(-1), 0) })
-}
 
 /// Maps `len` zero bytes, readable and writable, at exactly `addr`, where nothing may be mapped.
 pub(crate) fn map_fixed_noreplace(addr: usize, len: usize) -> Result<(), Errno> {
@@ -108,34 +102,6 @@ pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
 pub(crate) unsafe fn madvise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     check(unsafe { syscall(libc::SYS_madvise, addr, len, int(advice), 0, 0, 0) }).map(drop)
-}
-
-/// A range of `process_madvise`: the kernel's `struct iovec`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub(crate) struct Range {
-    pub(crate) addr: usize,
-    pub(crate) len: usize,
-}
-
-/// Stands for this process where a pidfd is asked for (Linux 6.14 and later).
-pub(crate) const PIDFD_SELF: i32 = -10000;
-
-/// Advises many ranges of the process behind `pidfd` in one call; the result is the number of
-/// bytes advised, which may be less than all.
-///
-/// # Safety
-/// As for [`madvise`], for each range.
-pub(crate) unsafe fn process_madvise(
-    pidfd: i32,
-    ranges: &[Range],
-    advice: i32,
-) -> Result<usize, Errno> {
-    let at = ranges.as_ptr().addr();
-    // SAFETY: the kernel reads `ranges`; the rest is the caller's promise.
-    check(unsafe {
-        syscall(libc::SYS_process_madvise, int(pidfd), at, ranges.len(), int(advice), 0, 0)
-    })
 }
 
 /// Which pages are resident: bit 0 of one byte a page.
@@ -293,20 +259,14 @@ pub(crate) fn rseq_fence(cpu: Option<usize>) -> Result<(), Errno> {
     .map(drop)
 }
 
-/// Registers (`flags` 0) or unregisters (`flags` 1) this thread's rseq area.
+/// Registers this thread's rseq area.
 ///
 /// # Safety
 /// `area` is an rseq area of `len` bytes that stays valid while it is registered.
-pub(crate) unsafe fn rseq(
-    area: *mut u8,
-    len: usize,
-    flags: i32,
-    signature: u32,
-) -> Result<(), Errno> {
+pub(crate) unsafe fn rseq_register(area: *mut u8, len: usize, signature: u32) -> Result<(), Errno> {
     let area = area.expose_provenance();
     // SAFETY: the caller's promise.
-    check(unsafe { syscall(libc::SYS_rseq, area, len, int(flags), signature as usize, 0, 0) })
-        .map(drop)
+    check(unsafe { syscall(libc::SYS_rseq, area, len, 0, signature as usize, 0, 0) }).map(drop)
 }
 
 /// The CPUs that this thread may run on, as a bit set; the result is the number of bytes written.
@@ -314,15 +274,6 @@ pub(crate) fn sched_getaffinity(cpus: &mut [usize]) -> Result<usize, Errno> {
     let to = cpus.as_mut_ptr().expose_provenance();
     // SAFETY: the kernel writes at most the length given.
     check(unsafe { syscall(libc::SYS_sched_getaffinity, 0, size_of_val(cpus), to, 0, 0, 0) })
-}
-
-/// The soft and the hard limit of a resource (`RLIMIT_AS` and so on).
-pub(crate) fn rlimit(resource: u32) -> Result<(u64, u64), Errno> {
-    let mut limits = [0u64; 2];
-    let to = limits.as_mut_ptr().expose_provenance();
-    // SAFETY: the kernel writes two 64-bit values.
-    check(unsafe { syscall(libc::SYS_prlimit64, 0, resource as usize, 0, to, 0, 0) })?;
-    Ok((limits[0], limits[1]))
 }
 
 // Files
@@ -459,7 +410,7 @@ const CLONE: i32 = libc::CLONE_VM
     | libc::CLONE_CHILD_CLEARTID;
 
 /// Starts a thread that libc does not know, with every signal blocked. `tid` holds its id while
-/// it lives and 0 afterwards ([`wait_for_exit`]); the child of a fork has to reset it. The result
+/// it lives and 0 afterwards; the child of a fork has to reset it. The result
 /// is the id.
 ///
 /// # Safety
@@ -543,20 +494,6 @@ unsafe fn clone_thread(frame: *mut usize, thread_pointer: *mut u8, tid: *mut u32
     result
 }
 
-/// Sleeps until the thread of [`spawn_raw`] has left its stack, at most `timeout_ms`; false where
-/// it has not.
-pub(crate) fn wait_for_exit(tid: &AtomicU32, timeout_ms: u64) -> bool {
-    let until = now_ms().saturating_add(timeout_ms);
-    loop {
-        let (now, id) = (now_ms(), tid.load(core::sync::atomic::Ordering::Acquire));
-        if id == 0 || now >= until {
-            return id == 0;
-        }
-        // The kernel's own wake at a thread's end is not a private one.
-        let _ = wait_on(tid, libc::FUTEX_WAIT, id, Some(until - now));
-    }
-}
-
 /// The kernel that this process runs on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Linux;
@@ -569,11 +506,6 @@ impl Os for Linux {
 
     fn map_at(&self, addr: usize, len: usize) -> Result<(), Errno> {
         map_fixed_noreplace(addr, len)
-    }
-
-    unsafe fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
-        unsafe { unmap(addr, len) }
     }
 
     unsafe fn purge(&self, addr: usize, len: usize) -> Result<(), Errno> {
@@ -628,34 +560,8 @@ mod tests {
         unsafe { Linux.purge(to, len) }.unwrap();
         assert!(bytes(to, len).iter().all(|&byte| byte == 0));
         // SAFETY: as above.
-        unsafe { Linux.unmap(from, 2 * len) }.unwrap();
+        unsafe { unmap(from, 2 * len) }.unwrap();
         assert_eq!(Linux.resident(from, len, &mut pages), Err(Errno(libc::ENOMEM)));
-    }
-
-    #[test]
-    fn advises_many_ranges_of_itself() {
-        let page = Linux.page_size();
-        let addr = map_anywhere(0, 4 * page).unwrap();
-        bytes(addr, 4 * page).fill(7);
-        let ranges = [Range { addr, len: page }, Range { addr: addr + 2 * page, len: page }];
-        // SAFETY: the ranges are the test's.
-        let pidfd = unsafe { syscall(libc::SYS_pidfd_open, int(getpid()), 0, 0, 0, 0, 0) };
-        for fd in [i32::try_from(pidfd).unwrap(), PIDFD_SELF] {
-            bytes(addr, 4 * page).fill(7);
-            // SAFETY: as above.
-            match unsafe { process_madvise(fd, &ranges, libc::MADV_DONTNEED) } {
-                Ok(advised) => {
-                    assert_eq!(advised, 2 * page);
-                    assert_eq!([0, 1, 2, 3].map(|i| bytes(addr, 4 * page)[i * page]), [0, 7, 0, 7]);
-                }
-                // Before 6.14 (the number is no descriptor), 6.13 (the advice is refused), 5.10 (no such call).
-                Err(Errno(errno)) => {
-                    assert!([libc::EBADF, libc::EINVAL, libc::ENOSYS].contains(&errno))
-                }
-            }
-        }
-        // SAFETY: as above.
-        unsafe { unmap(addr, 4 * page) }.unwrap();
     }
 
     #[test]
@@ -666,8 +572,6 @@ mod tests {
         assert_eq!(read_file(c"/proc/self/comm", &mut buffer[..2]), Ok(2));
         assert_eq!(read_file(c"/nonexistent", &mut buffer), Err(Errno(libc::ENOENT)));
         assert_eq!(getpid().cast_unsigned(), std::process::id());
-        let (soft, hard) = rlimit(libc::RLIMIT_NOFILE).unwrap();
-        assert!(soft > 0 && soft <= hard);
         let mut cpus = [0; 128];
         let len = sched_getaffinity(&mut cpus).unwrap();
         assert!(len.is_multiple_of(8) && cpus.iter().any(|&word| word != 0));
@@ -701,6 +605,17 @@ mod tests {
         rseq_fence(Some(0)).unwrap();
     }
 
+    /// Sleeps until the thread of [`spawn_raw`] has left its stack.
+    fn wait_for_exit(tid: &AtomicU32) {
+        loop {
+            match tid.load(core::sync::atomic::Ordering::Acquire) {
+                0 => return,
+                // The kernel's own wake at a thread's end is not a private one.
+                id => drop(wait_on(tid, libc::FUTEX_WAIT, id, Some(1000))),
+            }
+        }
+    }
+
     struct Seen {
         thread_pointer: usize,
         tid: i32,
@@ -730,7 +645,7 @@ mod tests {
             let pointer = unsafe { TLS.thread_pointer() };
             // SAFETY: as above.
             let tid = unsafe { spawn_raw(top, pointer, look, seen.cast(), &TID) }.unwrap();
-            assert!(wait_for_exit(&TID, 60_000));
+            wait_for_exit(&TID);
             // SAFETY: the thread has ended.
             let seen = unsafe { Box::from_raw(seen) };
             assert_eq!((seen.thread_pointer, seen.tid), (pointer.addr(), tid));

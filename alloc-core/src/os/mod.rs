@@ -18,11 +18,6 @@ pub(crate) trait Os: Sync {
     fn page_size(&self) -> usize;
     /// Maps `len` zero bytes, readable and writable, at exactly `addr`; `Err` where anything is mapped there.
     fn map_at(&self, addr: usize, len: usize) -> Result<(), Errno>;
-    /// Removes a mapping.
-    ///
-    /// # Safety
-    /// Nothing refers to `[addr, addr + len)` any more.
-    unsafe fn unmap(&self, addr: usize, len: usize) -> Result<(), Errno>;
     /// Gives the pages back to the kernel at once; they read as zero afterwards (`MADV_DONTNEED`).
     ///
     /// # Safety

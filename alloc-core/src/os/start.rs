@@ -29,7 +29,6 @@ macro_rules! weak {
 }
 
 const AT_RSEQ_FEATURE_SIZE: u64 = 27;
-const AT_RSEQ_ALIGN: u64 = 28;
 
 /// What the kernel told this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +38,6 @@ pub(crate) struct Facts {
     pub(crate) secure: bool,
     /// Bytes of the rseq area that the kernel fills in; 0 = not said (before Linux 6.3).
     pub(crate) rseq_feature_size: usize,
-    pub(crate) rseq_align: usize,
     /// Sixteen random bytes, zero where the kernel gave none. libc makes its canary of them:
     /// never show them.
     pub(crate) random: [u8; 16],
@@ -56,7 +54,6 @@ impl Facts {
             page_size,
             secure: value(libc::AT_SECURE).is_none_or(|secure| secure != 0),
             rseq_feature_size: value(AT_RSEQ_FEATURE_SIZE).unwrap_or(0),
-            rseq_align: value(AT_RSEQ_ALIGN).unwrap_or(0),
             random,
         })
     }
@@ -94,13 +91,7 @@ impl Facts {
 
     /// No stack to be found and no /proc: trust nothing.
     fn unknown() -> Self {
-        Self {
-            page_size: probe_page_size(),
-            secure: true,
-            rseq_feature_size: 0,
-            rseq_align: 0,
-            random: [0; 16],
-        }
+        Self { page_size: probe_page_size(), secure: true, rseq_feature_size: 0, random: [0; 16] }
     }
 }
 
