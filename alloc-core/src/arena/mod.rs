@@ -165,7 +165,9 @@ impl<O: Os> Heap<O> {
     /// them back.
     pub(crate) fn pass_on(&self, cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
         let _inside = self.passage.enter(cpu);
-        if !self.transfer().put(class, blocks) {
+        // What has pages of its own is as warm among the free pieces, where any size can use it.
+        let in_slab = usize::from(class) <= SLAB_CLASSES;
+        if !in_slab || !self.transfer().put(class, blocks) {
             // SAFETY: whoever frees a block answers for it, and the caches hold none twice.
             unsafe { self.give(class, blocks) };
         }

@@ -10,6 +10,9 @@ use super::rseq::Header;
 use super::size_class::{CLASS_BYTES, CLASSES, SizeClass, class_bytes};
 pub(crate) use crate::arena::transfer::{BATCH_MAX, batch_len as batch};
 
+/// Classes that a miss looks at for room.
+const LOOKS: usize = 8;
+
 /// What the caches get their memory and their blocks from.
 pub(crate) trait Backend {
     /// `bytes` zero bytes for good, aligned to a page; null where there are none.
@@ -190,24 +193,23 @@ fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass) -> bool {
     grown.is_some()
 }
 
-/// Takes at least `needed` bytes of room from the other classes: first what they don't use, then
-/// what a batch of theirs is in.
+/// Takes `needed` bytes of room from other classes, if a few looks find it: first what they don't
+/// use, then what a batch of theirs is in. A program that uses more classes than fit the budget
+/// misses all the time, so a miss must stay cheap.
 fn steal(array: &impl Array, backend: &impl Backend, class: SizeClass, needed: usize) {
     let mut freed = 0;
-    for evict in [false, true] {
-        for _ in 0..CLASSES {
-            let victim = array.account().next_victim();
-            if victim == class || array.header(victim).end <= array.layout().first(victim) {
-                continue;
-            }
-            let wanted = (needed - freed).div_ceil(class_bytes(victim));
-            if evict {
-                evict_batch(array, backend, victim, wanted);
-            }
-            freed += shrink(array, victim, wanted);
-            if freed >= needed {
-                return;
-            }
+    for look in 0..LOOKS {
+        let victim = array.account().next_victim();
+        if victim == class || array.header(victim).end <= array.layout().first(victim) {
+            continue;
+        }
+        let wanted = (needed - freed).div_ceil(class_bytes(victim));
+        if look >= LOOKS / 2 {
+            evict_batch(array, backend, victim, wanted);
+        }
+        freed += shrink(array, victim, wanted);
+        if freed >= needed {
+            return;
         }
     }
 }
