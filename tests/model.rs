@@ -183,7 +183,7 @@ impl Block {
     fn fill(&self) {
         for at in places(self.usable) {
             // SAFETY: within the block.
-            unsafe { self.start.add(at).write(self.byte(at)) };
+            unsafe { self.start.wrapping_add(at).write(self.byte(at)) };
         }
     }
 
@@ -199,7 +199,7 @@ impl Block {
     fn check_of(&self, old: usize, kept: usize) {
         for at in places(old).take_while(|&at| at < kept) {
             // SAFETY: within the block.
-            let found = unsafe { self.start.add(at).read() };
+            let found = unsafe { self.start.wrapping_add(at).read() };
             let expected = self.byte(at);
             assert!(found == expected, "byte {at:#x} of {self:?}: {found} is not {expected}");
         }

@@ -143,10 +143,8 @@ fn signals_while_threads_allocate() {
     action.sa_sigaction = on_signal as *const () as usize;
     action.sa_flags = libc::SA_RESTART;
     // SAFETY: the handler only adds to a counter.
-    assert_eq!(
-        unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, core::ptr::null_mut()) },
-        0
-    );
+    let set = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, core::ptr::null_mut()) };
+    assert_eq!(set, 0);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let (send, threads) = channel();
