@@ -88,7 +88,14 @@ fn allocate_aligned(out: &mut *mut c_void, align: usize, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn malloc(size: usize) -> *mut c_void {
-    or_enomem(api::alloc(size))
+    let p = api::alloc_fast(size);
+    if p.is_null() { malloc_slow(size) } else { p.cast() }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn malloc_slow(size: usize) -> *mut c_void {
+    or_enomem(api::alloc_slow(size))
 }
 
 #[unsafe(no_mangle)]
@@ -180,10 +187,8 @@ unsafe extern "C" fn sdallocx(p: *mut c_void, size: usize, flags: c_int) {
 /// `p` is null or our block, allocated with this size and alignment.
 #[inline(always)]
 pub(crate) unsafe fn release_sized(p: *mut u8, size: usize, align: usize) {
-    if !p.is_null() {
-        // SAFETY: as the caller's.
-        unsafe { api::free_sized(p, size, align) }
-    }
+    // SAFETY: as the caller's; null is let be.
+    unsafe { api::free_sized(p, size, align) }
 }
 
 #[unsafe(no_mangle)]
@@ -213,7 +218,7 @@ extern "C" fn mallopt(param: c_int, _value: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
-    or_enomem(api::alloc(size))
+    malloc(size)
 }
 
 #[unsafe(no_mangle)]

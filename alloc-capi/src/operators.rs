@@ -12,16 +12,24 @@ use crate::new_failed::{aligned, new_failed, new_failed_nothrow};
 /// `std::nothrow_t const &`.
 type NoThrow = *const u8;
 
+/// What [`api::alloc_fast`] did not do. A function of its own, so that the operators are leaves.
+#[cold]
+#[inline(never)]
+extern "C" fn new_slow(size: usize) -> *mut u8 {
+    let p = api::alloc_slow(size);
+    if p.is_null() {
+        return new_failed(size, MALLOC_ALIGN);
+    }
+    p
+}
+
 macro_rules! operators_new {
     ($new:ident $new_symbol:literal, $nothrow:ident $nothrow_symbol:literal,
      $aligned:ident $aligned_symbol:literal, $aligned_nothrow:ident $aligned_nothrow_symbol:literal) => {
         #[unsafe(export_name = $new_symbol)]
         extern "C" fn $new(size: usize) -> *mut u8 {
-            let p = api::alloc(size);
-            if p.is_null() {
-                return new_failed(size, MALLOC_ALIGN);
-            }
-            p
+            let p = api::alloc_fast(size);
+            if p.is_null() { new_slow(size) } else { p }
         }
 
         #[unsafe(export_name = $nothrow_symbol)]

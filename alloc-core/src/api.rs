@@ -10,6 +10,7 @@ use crate::fatal::fatal;
 use crate::front;
 use crate::front::size_class::{
     CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, class_bytes, class_of, class_of_aligned,
+    index_of,
 };
 use crate::process::{self, HEAP};
 
@@ -20,7 +21,31 @@ const MOST_BYTES: usize = isize::MAX as usize;
 #[inline(always)]
 #[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
-    if size <= CACHED_MAX { cached(class_of(size)) } else { alloc_large(size, 1, false) }
+    let p = alloc_fast(size);
+    if p.is_null() { alloc_slow(size) } else { p }
+}
+
+/// The fast path of [`alloc`] alone. Null: go on to [`alloc_slow`].
+#[doc(hidden)]
+#[inline(always)]
+#[must_use]
+pub fn alloc_fast(size: usize) -> *mut u8 {
+    match index_of(size) {
+        Some(class) => front::alloc(class, size),
+        None => null_mut(),
+    }
+}
+
+/// The rest of [`alloc`], where [`alloc_fast`] gave null.
+#[doc(hidden)]
+#[cold]
+#[inline(never)]
+#[must_use]
+pub fn alloc_slow(size: usize) -> *mut u8 {
+    if size > CACHED_MAX {
+        return alloc_large(size, 1, false);
+    }
+    front::alloc_slow(class_of(size))
 }
 
 /// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
@@ -30,7 +55,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
     if size > CACHED_MAX {
         return alloc_large(size, 1, true);
     }
-    zeroed(cached(class_of(size)), size)
+    zeroed(alloc(size), size)
 }
 
 /// A block of `size` bytes whose address is a multiple of `align`.
@@ -38,7 +63,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 #[must_use]
 pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
-        Some(class) => cached(class),
+        Some(class) => cached(class, size),
         None => alloc_large(size, align, false),
     }
 }
@@ -48,14 +73,21 @@ pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
 #[must_use]
 pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
-        Some(class) => zeroed(cached(class), size),
+        Some(class) => zeroed(cached(class, size), size),
         None => alloc_large(size, align, true),
     }
 }
 
 #[inline(always)]
-fn cached(class: SizeClass) -> *mut u8 {
-    front::alloc(class, class_bytes(class))
+fn cached(class: SizeClass, size: usize) -> *mut u8 {
+    let p = front::alloc(usize::from(class), size);
+    if p.is_null() { cached_slow(class) } else { p }
+}
+
+#[cold]
+#[inline(never)]
+fn cached_slow(class: SizeClass) -> *mut u8 {
+    front::alloc_slow(class)
 }
 
 fn zeroed(p: *mut u8, size: usize) -> *mut u8 {

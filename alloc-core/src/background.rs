@@ -26,7 +26,7 @@ const UNAVAILABLE: u32 = 3;
 /// Free pages below which no thread is made: 1 MiB.
 const WORTH_PAGES: u64 = 256;
 /// How often caches are looked at, milliseconds.
-const CACHES_MS: u64 = 1000;
+const CACHES_MS: u64 = 250;
 const STACK_BYTES: usize = 32 << 10;
 
 static STATE: AtomicU32 = AtomicU32::new(NONE);

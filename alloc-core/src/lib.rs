@@ -35,11 +35,11 @@ pub(crate) mod sync;
 #[cfg(loom)]
 pub(crate) mod arena {
     pub(crate) mod slab;
+    pub(crate) mod transfer;
 }
 #[cfg(loom)]
 pub(crate) mod front {
     pub(crate) mod size_class;
-    pub(crate) mod transfer;
 }
 
 #[cfg(not(loom))]

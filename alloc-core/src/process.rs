@@ -4,20 +4,14 @@ use crate::background;
 use crate::control::{conf, options};
 use crate::front;
 use crate::front::size_class::{SizeClass, class_bytes};
-use crate::front::transfer::ClassTransfer;
 use crate::heat::decay::Times;
 use crate::os::linux::Linux;
 use crate::os::{fork, linux, start};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::lock::{Side, gate};
-use crate::sync::passage::Passage;
 
 /// The heap.
 pub(crate) static HEAP: Heap<Linux> = Heap::new(Linux);
-/// Batches on their way between CPUs.
-static TRANSFER: ClassTransfer = ClassTransfer::new();
-/// What works on slabs and batches without a lock is inside, so that a fork can wait for it.
-static PASSAGE: Passage = Passage::new();
 
 const NEW: u32 = 0;
 const STARTING: u32 = 1;
@@ -90,55 +84,6 @@ pub(crate) fn times() -> Times {
     }
 }
 
-/// Takes blocks of `class` for the cache of `cpu`: a batch that another CPU left, else from its
-/// arena. Returns how many of `out` were filled; 0: out of memory.
-pub(crate) fn take(cpu: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
-    if !ready() {
-        return 0;
-    }
-    let inside = PASSAGE.enter(cpu);
-    let taken = match TRANSFER.get(class, out) {
-        #[allow(clippy::cast_possible_truncation, reason = "reduced to the number of arenas")]
-        0 => HEAP.take(cpu as u32, class, out),
-        n => n,
-    };
-    drop(inside);
-    background::notice();
-    taken
-}
-
-/// Gives blocks of `class`, which their user gave up, to the next cache that asks.
-pub(crate) fn pass_on(cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
-    let inside = PASSAGE.enter(cpu);
-    let passed = TRANSFER.put(class, blocks);
-    drop(inside);
-    if !passed {
-        give(cpu, class, blocks);
-    }
-}
-
-/// Gives blocks of `class`, which their user gave up, back to their slabs.
-pub(crate) fn give(cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
-    let inside = PASSAGE.enter(cpu);
-    // SAFETY: whoever frees a block answers for it, and the caches hold none twice.
-    unsafe { HEAP.give(class, blocks) };
-    drop(inside);
-    background::notice();
-}
-
-/// Gives the batches that nobody asked for since the last call back to their slabs, or all of them.
-/// Returns how many are left.
-pub(crate) fn drain_batches(class: SizeClass, all: bool) -> usize {
-    let inside = PASSAGE.enter(0);
-    let batches = if all { u32::MAX } else { TRANSFER.idle_batches(class) };
-    TRANSFER.drain(class, batches, |blocks| {
-        // SAFETY: as in `give`.
-        unsafe { HEAP.give(class, blocks) };
-    });
-    drop(inside);
-    TRANSFER.batches(class) as usize
-}
-
 /// What the caches hold.
 pub(crate) struct Caches {
     /// Bytes of blocks in the caches of CPUs and threads, and in batches between them.
@@ -151,7 +96,7 @@ pub(crate) struct Caches {
 pub(crate) fn caches() -> Caches {
     let mut caches = Caches { bytes: 0, blocks: 0, rseq_aborts: front::rseq_aborts() };
     for class in front::classes() {
-        let blocks = front::cached_blocks(class) + TRANSFER.blocks(class);
+        let blocks = front::cached_blocks(class) + HEAP.transfer().blocks(class);
         caches.blocks += blocks as u64;
         caches.bytes += (blocks * class_bytes(class)) as u64;
     }
@@ -190,22 +135,22 @@ static QUIET: AtomicBool = AtomicBool::new(true);
 /// half way through a free, and every lock is held.
 fn before_fork() {
     front::fork_prepare();
-    QUIET.store(PASSAGE.close(), Ordering::Relaxed);
+    QUIET.store(HEAP.passage.close(), Ordering::Relaxed);
     gate().enter(HEAP.locks());
 }
 
 fn after_fork() {
     gate().leave(Side::Parent, HEAP.locks());
-    PASSAGE.open();
+    HEAP.passage.open();
     front::fork_parent();
 }
 
 fn in_child() {
     background::forget();
     if !QUIET.load(Ordering::Relaxed) {
-        TRANSFER.forget();
+        HEAP.transfer().forget();
     }
     gate().leave(Side::Child, HEAP.locks());
-    PASSAGE.open_in_child();
+    HEAP.passage.open_in_child();
     front::fork_child();
 }

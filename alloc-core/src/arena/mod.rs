@@ -7,8 +7,10 @@ pub(crate) mod large;
 pub(crate) mod slab;
 #[cfg(test)]
 mod tests;
+pub(crate) mod transfer;
 
 use self::slab::{Bits, Pending, Slots};
+use self::transfer::ClassTransfer;
 use crate::extent::base::Table;
 use crate::extent::heap::PageHeap;
 use crate::extent::page_map::{LG_PAGE, PAGE};
@@ -17,8 +19,9 @@ use crate::extent::{Extent, ExtentId, Extents, State};
 use crate::fatal::fatal;
 use crate::front::size_class::{SLAB_CLASSES, SizeClass, class_bytes};
 use crate::os::{Errno, Os};
-use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::sync::lock::{Guard, Mutex, RawLock};
+use crate::sync::passage::Passage;
 
 /// Most blocks that one call takes or gives.
 pub(crate) const BATCH: usize = 64;
@@ -49,6 +52,10 @@ impl Arena {
 /// All memory of one kernel `O`: arenas over a page heap.
 pub(crate) struct Heap<O> {
     pub(crate) pages: PageHeap<O>,
+    /// Batches on their way between CPUs.
+    transfer: AtomicPtr<ClassTransfer>,
+    /// What works on slabs and batches without a lock is inside, so that a fork can wait for it.
+    pub(crate) passage: Passage,
     arenas: Table<Arena>,
     arena_count: AtomicU32,
     spare_bits: Mutex<SpareBits>,
@@ -69,6 +76,8 @@ impl<O: Os> Heap<O> {
     pub(crate) const fn new(os: O) -> Self {
         Self {
             pages: PageHeap::new(os),
+            transfer: AtomicPtr::new(core::ptr::null_mut()),
+            passage: Passage::new(),
             arenas: Table::new(),
             arena_count: AtomicU32::new(0),
             spare_bits: Mutex::new(SpareBits { first: 0, next_new: 1 }),
@@ -90,7 +99,18 @@ impl<O: Os> Heap<O> {
             unsafe { self.arenas.at(i).write(Arena::new()) };
         }
         self.arena_count.store(arenas, Ordering::Release);
+        let transfer = self.map_table(size_of::<ClassTransfer>());
+        if transfer.is_null() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        self.transfer.store(transfer.cast(), Ordering::Release);
         Ok(())
+    }
+
+    /// The batches on their way between CPUs.
+    pub(crate) fn transfer(&self) -> &ClassTransfer {
+        // SAFETY: `init` put it there; zero bytes, as a new table has, are its empty state.
+        unsafe { &*self.transfer.load(Ordering::Acquire) }
     }
 
     /// `bytes` zero bytes for good, aligned to a page; null when memory is out.
@@ -130,6 +150,44 @@ impl<O: Os> Heap<O> {
         Slots { ctl: &e.ctl, bits: &bits[..(slots as usize).div_ceil(64)], slots }
     }
 
+    /// Fetches blocks of `class` for the cache of `cpu`: a batch that another CPU left, else from its
+    /// arena. Returns how many of `out` were filled; 0: out of memory.
+    pub(crate) fn fetch(&self, cpu: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        let _inside = self.passage.enter(cpu);
+        match self.transfer().get(class, out) {
+            #[allow(clippy::cast_possible_truncation, reason = "reduced to the number of arenas")]
+            0 => self.take(cpu as u32, class, out),
+            n => n,
+        }
+    }
+
+    /// Passes blocks of `class`, which their user gave up, on to the next cache that asks, or puts
+    /// them back.
+    pub(crate) fn pass_on(&self, cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
+        let _inside = self.passage.enter(cpu);
+        if !self.transfer().put(class, blocks) {
+            // SAFETY: whoever frees a block answers for it, and the caches hold none twice.
+            unsafe { self.give(class, blocks) };
+        }
+    }
+
+    /// Puts blocks of `class`, which their user gave up, back into their slabs.
+    pub(crate) fn put_back(&self, cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
+        let _inside = self.passage.enter(cpu);
+        // SAFETY: as above.
+        unsafe { self.give(class, blocks) };
+    }
+
+    /// Puts the batches that nobody asked for since the last call back into their slabs, or all of
+    /// them. Returns how many are left.
+    pub(crate) fn drain_batches(&self, class: SizeClass, all: bool) -> usize {
+        let _inside = self.passage.enter(0);
+        let batches = if all { u32::MAX } else { self.transfer().idle_batches(class) };
+        // SAFETY: as above.
+        self.transfer().drain(class, batches, |blocks| unsafe { self.give(class, blocks) });
+        self.transfer().batches(class) as usize
+    }
+
     /// Takes blocks of `class`, for the CPU `cpu`, until `out` (at most [`BATCH`]) is full. Returns
     /// how many; 0 means that memory is out.
     pub(crate) fn take(&self, cpu: u32, class: SizeClass, out: &mut [*mut u8]) -> usize {
@@ -145,7 +203,7 @@ impl<O: Os> Heap<O> {
             let Some(slab) = self.usable_slab(index, class, &mut bins) else { break };
             let n = self.take_slots(slab, &mut out[taken..]);
             if n == 0 {
-                // Only in a fork's child whose copy of a free is not whole: the slab is let be.
+                self.slots(self.extents().get(slab)).detach_broken();
                 bins.0[usize::from(class)].current = 0;
             }
             taken += n;

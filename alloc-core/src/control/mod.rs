@@ -19,6 +19,9 @@ mod docs;
 
 /// The figures of the layers below, at this moment: the one source of every statistic.
 pub(crate) fn counters() -> stats::Counters {
+    if !crate::process::ready() {
+        return stats::Counters::default();
+    }
     let pages = HEAP.pages.counts();
     let usage = HEAP.usage();
     let caches = crate::process::caches();

@@ -511,7 +511,7 @@ mod tests {
     /// What `front::alloc` does, on these caches.
     fn alloc(caches: &CpuCaches, tokens: &Tokens, class: SizeClass) -> *mut u8 {
         // SAFETY: the table has an entry for every CPU.
-        match unsafe { rseq::pop(caches.table(), class) } {
+        match unsafe { rseq::pop(caches.table(), usize::from(class)) } {
             block if block.is_null() => caches.refill(tokens, rseq::cpu().unwrap(), class),
             block => block,
         }
@@ -542,7 +542,7 @@ mod tests {
         let mut out = [null_mut(); 4];
         for class in classes() {
             // SAFETY: as above.
-            assert!(unsafe { rseq::pop(caches.table(), class) }.is_null());
+            assert!(unsafe { rseq::pop(caches.table(), usize::from(class)) }.is_null());
             // SAFETY: as above.
             let n = unsafe { rseq::pop_batch(caches.table(), class, &mut out) };
             assert_eq!(n, 0);

@@ -11,7 +11,6 @@ mod rseq;
 pub(crate) mod size_class;
 mod thread_cache;
 mod tls;
-pub(crate) mod transfer;
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed, compiler_fence};
@@ -21,8 +20,9 @@ use self::room::Backend;
 use self::size_class::{CLASSES, SizeClass};
 use self::thread_cache::{ThreadCache, ThreadCaches};
 use self::tls::{Mode, Tls, tls};
+use crate::background;
 use crate::control::options;
-use crate::process;
+use crate::process::{self, HEAP};
 
 static CPU_CACHES: CpuCaches = CpuCaches::new();
 static THREAD_CACHES: ThreadCaches = ThreadCaches::new();
@@ -36,11 +36,11 @@ impl Backend for Layers {
     }
 
     fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
-        process::take(arena, class, out)
+        HEAP.fetch(arena, class, out)
     }
 
     fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
-        process::pass_on(arena, class, blocks);
+        HEAP.pass_on(arena, class, blocks);
     }
 }
 
@@ -53,23 +53,36 @@ impl Backend for Arenas {
     }
 
     fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
-        process::take(arena, class, out)
+        HEAP.fetch(arena, class, out)
     }
 
     fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
-        process::give(arena, class, blocks);
+        HEAP.put_back(arena, class, blocks);
     }
 }
 
-/// Allocates a block of `class`; null: out of memory. `bytes` count as allocated by this thread.
+/// Takes a block of `class` from the CPU's cache, and counts `bytes` as allocated by this thread.
+/// Null: the caller goes on to [`alloc_slow`], from a cold function of its own.
 #[inline(always)]
-pub(crate) fn alloc(class: SizeClass, bytes: usize) -> *mut u8 {
+pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
     if tls::count(bytes) {
-        return alloc_at_event(class);
+        return null_mut();
     }
     // SAFETY: the table has an entry for every CPU.
-    let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() { refill(class) } else { block }
+    unsafe { rseq::pop(CPU_CACHES.table(), class) }
+}
+
+/// Allocates a block of `class` where [`alloc`] gave none, but counted it. Null: out of memory.
+pub(crate) fn alloc_slow(class: SizeClass) -> *mut u8 {
+    if tls().bytes_until_event.get() < 0 {
+        event();
+        // SAFETY: the table has an entry for every CPU.
+        let block = unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) };
+        if !block.is_null() {
+            return block;
+        }
+    }
+    refill(class)
 }
 
 /// Frees a block whose class-map code is `code`. False, and nothing done: the caller goes on to
@@ -90,15 +103,6 @@ pub(crate) fn count_allocated(bytes: usize) {
     if tls::count(bytes) {
         event();
     }
-}
-
-#[cold]
-#[inline(never)]
-fn alloc_at_event(class: SizeClass) -> *mut u8 {
-    event();
-    // SAFETY: the table has an entry for every CPU.
-    let block = unsafe { rseq::pop(CPU_CACHES.table(), class) };
-    if block.is_null() { refill(class) } else { block }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
@@ -176,16 +180,18 @@ fn set_up(tls: &Tls) -> bool {
 #[cold]
 #[inline(never)]
 fn refill(class: SizeClass) -> *mut u8 {
-    match server(tls()) {
+    let block = match server(tls()) {
         Server::Cpu(cpu) => CPU_CACHES.refill(&Layers, cpu, class),
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.alloc(&Layers, cache, class) },
         Server::Arena(arena) => {
             let mut block = [null_mut(); 1];
-            process::take(arena, class, &mut block);
+            HEAP.fetch(arena, class, &mut block);
             block[0]
         }
-    }
+    };
+    background::notice();
+    block
 }
 
 /// Frees a block that [`free`] had no room for; false, and nothing done, if `code` is no class.
@@ -203,8 +209,9 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
         Server::Cpu(cpu) => CPU_CACHES.overflow(&Layers, cpu, code, block),
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.free(&Layers, cache, code, block) },
-        Server::Arena(arena) => process::give(arena, code, &[block]),
+        Server::Arena(arena) => HEAP.put_back(arena, code, &[block]),
     }
+    background::notice();
     true
 }
 
@@ -265,7 +272,7 @@ pub(crate) fn set_thread_cache_bytes(bytes: usize) {
 pub(crate) fn tend() -> usize {
     let mut batches = 0;
     for class in classes() {
-        batches += process::drain_batches(class, false);
+        batches += HEAP.drain_batches(class, false);
     }
     CPU_CACHES.drain_idle(&Arenas);
     THREAD_CACHES.reap(&Arenas);
@@ -276,7 +283,7 @@ pub(crate) fn tend() -> usize {
 /// Live threads keep what they have in caches of their own.
 pub(crate) fn drain_all() -> usize {
     for class in classes() {
-        process::drain_batches(class, true);
+        HEAP.drain_batches(class, true);
     }
     CPU_CACHES.drain_all(&Arenas) + THREAD_CACHES.reap(&Arenas)
 }
@@ -347,6 +354,11 @@ mod tests {
     use std::process::Command;
     use std::vec::Vec;
 
+    fn take(class: SizeClass, bytes: usize) -> *mut u8 {
+        let block = alloc(usize::from(class), bytes);
+        if block.is_null() { alloc_slow(class) } else { block }
+    }
+
     fn free_all(class: SizeClass, blocks: Vec<*mut u8>) {
         for block in blocks {
             assert!(free_one(class, block));
@@ -365,7 +377,7 @@ mod tests {
         for class in [1, 8, 40, 72, 90] {
             let bytes = size_class::class_bytes(class);
             for n in [1, 10, 200] {
-                let blocks: Vec<_> = (0..n).map(|_| alloc(class, bytes)).collect();
+                let blocks: Vec<_> = (0..n).map(|_| take(class, bytes)).collect();
                 for (i, block) in blocks.iter().enumerate() {
                     // SAFETY: a live block of that many bytes.
                     unsafe { block.cast::<usize>().write(i) };
@@ -404,7 +416,7 @@ mod tests {
             for i in 0..50_000u64 {
                 let class = 1 + SizeClass::try_from(i % 60).unwrap();
                 let bytes = size_class::class_bytes(class);
-                free_all(class, std::vec![alloc(class, bytes)]);
+                free_all(class, std::vec![take(class, bytes)]);
                 sum += bytes as u64;
                 assert_eq!(thread_allocated(), sum);
                 let left = tls().bytes_until_event.get();
@@ -420,7 +432,7 @@ mod tests {
     #[test]
     fn a_vfork_child_goes_past_the_caches() {
         std::thread::spawn(|| {
-            let block = alloc(3, 48);
+            let block = take(3, 48);
             let kept = rseq::cpu();
             vfork_begin();
             assert_eq!(rseq::cpu(), None);
@@ -444,7 +456,7 @@ mod tests {
         if child == 0 {
             fork_child();
             for class in [1, 8, 40, 72, 90] {
-                let block = alloc(class, 16);
+                let block = take(class, 16);
                 if block.is_null() || !free_one(class, block) {
                     // SAFETY: ends the child.
                     unsafe { libc::_exit(1) };
@@ -469,7 +481,7 @@ mod tests {
             exercise();
             assert_eq!((tls().mode.get(), rseq::cpu()), (Mode::Thread, None));
             assert!(!tls().thread_cache.get().is_null());
-            free_all(40, (0..20).map(|_| alloc(40, 2048)).collect());
+            free_all(40, (0..20).map(|_| take(40, 2048)).collect());
             assert!(cached_blocks(40) > 0 && cache_room_bytes() <= 256 << 10);
             assert!(flush_current() > 0);
             assert_eq!(cached_blocks(40), 0);

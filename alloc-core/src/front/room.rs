@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use super::rseq::Header;
 use super::size_class::{CLASS_BYTES, CLASSES, SizeClass, class_bytes};
-pub(crate) use super::transfer::{BATCH_MAX, batch_len as batch};
+pub(crate) use crate::arena::transfer::{BATCH_MAX, batch_len as batch};
 
 /// What the caches get their memory and their blocks from.
 pub(crate) trait Backend {

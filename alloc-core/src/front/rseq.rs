@@ -224,9 +224,10 @@ fn base() -> usize {
 /// Pops a block of `class` from the current CPU's region; null where it has none.
 ///
 /// # Safety
-/// `table` has an entry for every CPU index that the kernel may give to this thread.
+/// `table` has an entry for every CPU index that the kernel may give to this thread; `class` is a
+/// class.
 #[inline(always)]
-pub(crate) unsafe fn pop(table: *const Entry, class: SizeClass) -> *mut u8 {
+pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
     let block: *mut u8;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every region of the table has 256 headers and `cur` in its slots, where the word
@@ -243,7 +244,7 @@ pub(crate) unsafe fn pop(table: *const Entry, class: SizeClass) -> *mut u8 {
                 "5:",
             ],
             table,
-            class = in(reg) class as usize,
+            class = in(reg) class,
             a = out(reg) block,
             t = out(reg) _,
             n = out(reg) _,
@@ -265,7 +266,7 @@ pub(crate) unsafe fn pop(table: *const Entry, class: SizeClass) -> *mut u8 {
                 "5:",
             ],
             table,
-            class = in(reg) class as usize,
+            class = in(reg) class,
             a = out(reg) block,
             t = out(reg) _,
             n = out(reg) _,

@@ -59,6 +59,19 @@ const fn bytes_of(code: usize) -> u32 {
     ((8 + k % 8 + 1) << (7 + k / 8 - 3)) as u32
 }
 
+/// The class of a block of `size` bytes; `None` above [`CACHED_MAX`]. For the fast path: the two
+/// ranges are told apart once, and the result fits the caches' registers.
+#[inline(always)]
+pub(crate) fn index_of(size: usize) -> Option<usize> {
+    if size <= TINY_MAX {
+        Some(usize::from(TINY[(size + 15) >> 4]))
+    } else if size <= CACHED_MAX {
+        Some(usize::from(compute(size)))
+    } else {
+        None
+    }
+}
+
 /// The class of a block of `size` bytes, which is at most [`CACHED_MAX`].
 #[inline(always)]
 pub(crate) fn class_of(size: usize) -> SizeClass {

@@ -128,6 +128,8 @@ pub(crate) struct Transfer<const STACKS: usize, const NODES: usize> {
 /// Enough for every class at its limit, with batches of [`batch_len`] blocks.
 pub(crate) type ClassTransfer = Transfer<{ CLASSES + 1 }, 4096>;
 
+// SAFETY: the blocks in a batch are addresses, and belong to whoever owns the node.
+unsafe impl<const STACKS: usize, const NODES: usize> Send for Transfer<STACKS, NODES> {}
 // SAFETY: the blocks in a batch belong to whoever owns the node, and nodes change hands through
 // the stacks.
 unsafe impl<const STACKS: usize, const NODES: usize> Sync for Transfer<STACKS, NODES> {}
