@@ -96,12 +96,12 @@ impl Thread<'_> {
             }
             Op::Realloc(index, size) => {
                 let Some(block) = self.pick(&index) else { return };
-                // SAFETY: `GlobalAlloc` promises what the model asks for, and it checks.
-                let block = unsafe {
-                    block.resized(self.ledger, size, |start, layout, size| {
-                        (GLOBAL.realloc(start, layout, size), size)
-                    })
+                let resize = |start, layout, size| {
+                    // SAFETY: the block is live, with this layout.
+                    (unsafe { GLOBAL.realloc(start, layout, size) }, size)
                 };
+                // SAFETY: what comes back is a block of that many bytes.
+                let block = unsafe { block.resized(self.ledger, size, resize) };
                 self.keep(block);
             }
             Op::Dealloc(index) => {
