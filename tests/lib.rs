@@ -2,6 +2,8 @@
 //!
 //! Needs gcc, g++ and binutils. Nothing is skipped: what is missing fails.
 
+pub mod model;
+
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -118,6 +118,8 @@ pub(crate) fn trim() -> usize {
     if STATE.load(Ordering::Acquire) != READY {
         return 0;
     }
+    // Nobody else can empty a cache of the caller's own.
+    front::flush_current();
     front::drain_all();
     HEAP.release_unused();
     HEAP.pages.trim()

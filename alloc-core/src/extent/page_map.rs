@@ -64,7 +64,7 @@ impl Window {
         for attempt in 0..PLACES.len() * 4 {
             let (low, span, bytes) = PLACES[attempt / 4];
             let spots = (span >> 30) as u64;
-            let turn = random.wrapping_add(attempt as u64 * 0x9E37_79B9_7F4A_7C15);
+            let turn = random.wrapping_add((attempt as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             #[allow(clippy::cast_possible_truncation, reason = "64-bit only")]
             let origin = low + ((turn % spots) as usize) * (1 << 30);
             let class_bytes = bytes >> LG_PAGE;

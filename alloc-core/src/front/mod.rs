@@ -186,7 +186,10 @@ fn refill(class: SizeClass) -> *mut u8 {
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.alloc(&Layers, cache, class) },
         Server::Arena(arena) => {
             let mut block = [null_mut(); 1];
-            HEAP.fetch(arena, class, &mut block);
+            // Here also come those who can't be set up, because there is no heap yet.
+            if process::ready() {
+                HEAP.fetch(arena, class, &mut block);
+            }
             block[0]
         }
     };
