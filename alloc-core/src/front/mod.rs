@@ -259,6 +259,15 @@ pub(crate) fn drain_all() -> usize {
     CPU_CACHES.drain_all(&Arenas) + THREAD_CACHES.reap(&Arenas)
 }
 
+/// Gives the blocks in the calling thread's own cache, if it has one, to the arenas; how many.
+pub(crate) fn flush_current() -> usize {
+    match server(tls()) {
+        // SAFETY: the cache is this thread's, and `busy` keeps others off.
+        Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.flush(&Arenas, cache) },
+        Server::Cpu(_) | Server::Arena(_) => 0,
+    }
+}
+
 /// Blocks of `class` in all caches, by a glance.
 pub(crate) fn cached_blocks(class: SizeClass) -> usize {
     CPU_CACHES.cached_blocks(class) + THREAD_CACHES.cached_blocks(class)

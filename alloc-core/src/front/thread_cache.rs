@@ -264,6 +264,15 @@ impl ThreadCaches {
         }
     }
 
+    /// Empties the calling thread's own cache; the number of blocks.
+    ///
+    /// # Safety
+    /// As [`ThreadCaches::alloc`].
+    pub(crate) unsafe fn flush(&self, backend: &impl Backend, cache: *mut ThreadCache) -> usize {
+        // SAFETY: caches live for good.
+        unsafe { &*cache }.flush(backend)
+    }
+
     /// Empties the caches of dead threads; the number of blocks. For the background thread.
     pub(crate) fn reap(&self, backend: &impl Backend) -> usize {
         let mut flushed = 0;
