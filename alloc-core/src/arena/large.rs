@@ -135,6 +135,8 @@ impl<O: Os> Heap<O> {
         }
     }
 
+    // Not inlined: its frame would be that of every large allocation.
+    #[inline(never)]
     fn zero_part(&self, p: *mut u8, len: usize, unit: usize) {
         let mut resident = [0u8; LOOK_PAGES];
         let pages = len.div_ceil(unit);

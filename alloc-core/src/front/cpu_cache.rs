@@ -129,6 +129,9 @@ impl CpuCaches {
         done
     }
 
+    // Not inlined: its frame would be every slow path's, on threads' small stacks.
+    #[cold]
+    #[inline(never)]
     fn make_table(&self, backend: &impl Backend, many_nodes: bool) -> bool {
         let count = most_cpus();
         let table_bytes =
@@ -466,6 +469,7 @@ fn room_bytes(region: &Region) -> usize {
 }
 
 /// A bound of the CPU indices: what the kernel's own CPU masks hold. No list of CPUs is as sure.
+#[inline(never)]
 fn most_cpus() -> usize {
     linux::sched_getaffinity(&mut [0; 1024]).map_or(8192, |bytes| bytes * 8)
 }
