@@ -1,7 +1,7 @@
 //! The page heap: one lock over the free pieces, the demand window and the accounts. It gives out
 //! extents and takes them back; `step` gives cold pages to the kernel, a little at a time.
 use super::base::Table;
-use super::cache::{Cache, Space};
+use super::cache::{Cache, Run, Space};
 use super::page_map::{LG_PAGE, PAGE, Window};
 use super::{ExtentId, Extents, State};
 use crate::heat::decay::{self, Sight, Times};
@@ -357,16 +357,7 @@ impl Inner {
         let grown = (end as usize) << LG_PAGE;
         let chunk = (grown / 8).clamp(CHUNK_BYTES.0, CHUNK_BYTES.1).next_multiple_of(CHUNK_BYTES.0);
         let roomy = need.next_multiple_of(chunk);
-        let grow = |bytes: usize| {
-            sp.ensure_records((end as usize) + (bytes >> LG_PAGE))?;
-            sp.window.grow(&sp.os, bytes)
-        };
-        let ((first, skipped), bytes) = match grow(roomy) {
-            Ok(got) => (got, roomy),
-            Err(_) => (grow(need)?, need),
-        };
-        #[allow(clippy::cast_possible_truncation, reason = "a window has at most 2^32 pages")]
-        let run = super::cache::Run { start: first, pages: (bytes >> LG_PAGE) as u32 };
+        let (run, skipped) = map_above(sp, roomy).or_else(|_| map_above(sp, need))?;
         self.cache.add_fresh(sp, run, skipped);
         Ok(())
     }
@@ -410,5 +401,37 @@ impl Inner {
         }
         let all_warm = self.cache.dirty_pages <= self.demand.peak(now) - self.demand.in_use();
         Some(if all_warm { self.times.window_ms.clamp(STEP_MS, REST_MS) / 2 } else { STEP_MS })
+    }
+}
+
+/// Maps `bytes` (a multiple of the kernel's page) above the window's limit. Returns the new pages, and
+/// how many were passed over because something else is mapped there.
+fn map_above<O: Os>(sp: &Space<O>, bytes: usize) -> Result<(Run, u32), Errno> {
+    let (limit, most) = sp.window.bounds();
+    let (mut skip, mut step) = (0, sp.os.page_size().max(1 << 20));
+    loop {
+        let start = limit + skip;
+        let end = start + bytes;
+        if end > most {
+            return Err(Errno(libc::ENOMEM));
+        }
+        sp.ensure_records(end >> LG_PAGE)?;
+        sp.window.ensure_maps(&sp.os, end)?;
+        match sp.os.map_at(sp.window.address(0) + start, bytes) {
+            Ok(()) => {
+                sp.window.set_limit(end);
+                let [start, pages, skipped] = [start, bytes, skip].map(|bytes| {
+                    #[allow(clippy::cast_possible_truncation, reason = "at most 2^32 pages")]
+                    let pages = (bytes >> LG_PAGE) as u32;
+                    pages
+                });
+                return Ok((Run { start, pages }, skipped));
+            }
+            Err(Errno(libc::EEXIST)) if step < 64 << 30 => {
+                skip += step;
+                step *= 2;
+            }
+            Err(error) => return Err(error),
+        }
     }
 }

@@ -155,32 +155,19 @@ impl Window {
         unsafe { &*self.owner_map.at(page as usize) }.store(extent, Ordering::Relaxed);
     }
 
-    /// Maps `bytes` (a multiple of the kernel's page) above the limit. Returns the first new page and
-    /// how many pages were passed over because something else is mapped there.
-    pub(crate) fn grow(&self, os: &impl Os, bytes: usize) -> Result<(u32, u32), Errno> {
-        let limit = self.limit_bytes.load(Ordering::Relaxed);
-        let mut skip = 0;
-        let mut step = os.page_size().max(1 << 20);
-        loop {
-            let start = limit + skip;
-            let end = start + bytes;
-            if end > self.max_bytes.load(Ordering::Relaxed) {
-                return Err(Errno(libc::ENOMEM));
-            }
-            self.class_map.ensure(os, end >> LG_PAGE)?;
-            self.owner_map.ensure(os, end >> LG_PAGE)?;
-            match os.map_at(self.base.load(Ordering::Relaxed) + start, bytes) {
-                Ok(()) => {
-                    self.limit_bytes.store(end, Ordering::Release);
-                    #[allow(clippy::cast_possible_truncation, reason = "at most 2^32 pages")]
-                    return Ok(((start >> LG_PAGE) as u32, (skip >> LG_PAGE) as u32));
-                }
-                Err(Errno(libc::EEXIST)) if step < 64 << 30 => {
-                    skip += step;
-                    step *= 2;
-                }
-                Err(error) => return Err(error),
-            }
-        }
+    /// Bytes grown so far, and the most that there may be.
+    pub(crate) fn bounds(&self) -> (usize, usize) {
+        (self.limit_bytes.load(Ordering::Relaxed), self.max_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Sees to it that the maps cover `bytes` of the window.
+    pub(crate) fn ensure_maps(&self, os: &impl Os, bytes: usize) -> Result<(), Errno> {
+        self.class_map.ensure(os, bytes >> LG_PAGE)?;
+        self.owner_map.ensure(os, bytes >> LG_PAGE)
+    }
+
+    /// Says that the window's first `bytes`, which the maps cover, are grown.
+    pub(crate) fn set_limit(&self, bytes: usize) {
+        self.limit_bytes.store(bytes, Ordering::Release);
     }
 }

@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize};
 
-use super::room::{self, Account, Array, BATCH_MAX, Backend, Layout, slots};
+use super::room::{Account, Array, BATCH_MAX, Backend, Layout, slots};
 use super::rseq::{self, BEFORE, Entry, Header, Region};
 use super::size_class::{CLASSES, SizeClass, class_bytes};
 use super::tls::RseqArea;
@@ -184,7 +184,7 @@ impl CpuCaches {
 
     /// The cache of `cpu`, made or taken up again if it has to be; `None` where there is none to
     /// be had now.
-    fn open(&self, backend: &impl Backend, cpu: usize) -> Option<OnCpu<'_>> {
+    pub(crate) fn open(&self, backend: &impl Backend, cpu: usize) -> Option<OnCpu<'_>> {
         if cpu >= self.count() {
             return None;
         }
@@ -213,35 +213,6 @@ impl CpuCaches {
         let made = self.cpu(cpu).region.load(Acquire);
         let entry = if made.is_null() { State::Absent.entry() } else { made };
         (self.transition(cpu, State::Creating.entry(), entry) && !made.is_null()).then_some(())
-    }
-
-    /// A block of `class`, for a thread on `cpu` that found none; null where memory is out.
-    pub(crate) fn refill(&self, backend: &impl Backend, cpu: usize, class: SizeClass) -> *mut u8 {
-        let Some(array) = self.open(backend, cpu) else {
-            return fetch_one(backend, cpu, class);
-        };
-        let mut block = [null_mut(); 1];
-        // What was parked may have what we need.
-        if array.pop_batch(class, &mut block) == 1 {
-            block[0]
-        } else {
-            room::refill(&array, backend, class)
-        }
-    }
-
-    /// Takes a block of `class` from a thread on `cpu` that found no room for it.
-    pub(crate) fn overflow(
-        &self,
-        backend: &impl Backend,
-        cpu: usize,
-        class: SizeClass,
-        block: *mut u8,
-    ) {
-        match self.open(backend, cpu) {
-            None => backend.store(cpu, class, &[block]),
-            Some(array) if array.push_batch(class, &[block]) == 1 => {}
-            Some(array) => room::overflow(&array, backend, class, block),
-        }
     }
 
     /// Empties the cache of `cpu`: all its blocks go to the backend, its classes have no room
@@ -378,7 +349,7 @@ impl Drop for OwnerLock<'_> {
 }
 
 /// The cache of the CPU that the thread was on a moment ago.
-struct OnCpu<'a> {
+pub(crate) struct OnCpu<'a> {
     caches: &'a CpuCaches,
     cpu: usize,
     region: &'a Region,
@@ -419,12 +390,6 @@ impl Array for OnCpu<'_> {
         // SAFETY: as above; the blocks are the caller's.
         unsafe { rseq::push_batch(self.caches.table(), class, blocks) }
     }
-}
-
-fn fetch_one(backend: &impl Backend, arena: usize, class: SizeClass) -> *mut u8 {
-    let mut block = [null_mut(); 1];
-    backend.fetch(arena, class, &mut block);
-    block[0]
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
@@ -479,6 +444,7 @@ mod tests {
     use super::super::room::testing::Tokens;
     use super::super::tls::tls;
     use super::*;
+    use crate::front::room;
     use std::boxed::Box;
     use std::ptr;
     use std::sync::Mutex;
@@ -487,6 +453,30 @@ mod tests {
     use std::vec::Vec;
 
     const SMALL: [SizeClass; 3] = [2, 32, 72];
+
+    /// The front end's slow path of an allocation.
+    fn refill(caches: &CpuCaches, backend: &impl Backend, cpu: usize, class: SizeClass) -> *mut u8 {
+        let mut block = [null_mut(); 1];
+        match caches.open(backend, cpu) {
+            Some(cache) => return room::refill(&cache, backend, class),
+            None => backend.fetch(cpu, class, &mut block),
+        };
+        block[0]
+    }
+
+    /// The front end's slow path of a free.
+    fn overflow(
+        caches: &CpuCaches,
+        backend: &impl Backend,
+        cpu: usize,
+        class: SizeClass,
+        block: *mut u8,
+    ) {
+        match caches.open(backend, cpu) {
+            Some(cache) => room::overflow(&cache, backend, class, block),
+            None => backend.store(cpu, class, &[block]),
+        }
+    }
 
     fn caches(tokens: &Tokens) -> &'static CpuCaches {
         let caches = Box::leak(Box::new(CpuCaches::new()));
@@ -498,7 +488,7 @@ mod tests {
     fn alloc(caches: &CpuCaches, tokens: &Tokens, class: SizeClass) -> *mut u8 {
         // SAFETY: the table has an entry for every CPU.
         match unsafe { rseq::pop(caches.table(), usize::from(class)) } {
-            block if block.is_null() => caches.refill(tokens, rseq::cpu().unwrap(), class),
+            block if block.is_null() => refill(caches, tokens, rseq::cpu().unwrap(), class),
             block => block,
         }
     }
@@ -506,7 +496,7 @@ mod tests {
     fn free(caches: &CpuCaches, tokens: &Tokens, class: SizeClass, block: *mut u8) {
         // SAFETY: the table has an entry for every CPU.
         if !unsafe { rseq::push(caches.table(), class, block) } {
-            caches.overflow(tokens, rseq::cpu().unwrap(), class, block);
+            overflow(caches, tokens, rseq::cpu().unwrap(), class, block);
         }
     }
 
@@ -687,9 +677,9 @@ mod tests {
             return;
         }
         let cpu = rseq::cpu().unwrap();
-        let block = caches.refill(&poor, cpu, 2);
-        assert!(!block.is_null() && caches.refill(&poor, cpu, 2).is_null());
-        caches.overflow(&poor, cpu, 2, block);
+        let block = refill(&caches, &poor, cpu, 2);
+        assert!(!block.is_null() && refill(&caches, &poor, cpu, 2).is_null());
+        overflow(&caches, &poor, cpu, 2, block);
         assert_eq!(tokens.missing(), 0);
         // When there is memory again, there is a cache.
         assert!(caches.open(&tokens, cpu).is_some());

@@ -181,7 +181,10 @@ fn set_up(tls: &Tls) -> bool {
 #[inline(never)]
 fn refill(class: SizeClass) -> *mut u8 {
     let block = match server(tls()) {
-        Server::Cpu(cpu) => CPU_CACHES.refill(&Layers, cpu, class),
+        Server::Cpu(cpu) => match CPU_CACHES.open(&Layers, cpu) {
+            Some(cache) => room::refill(&cache, &Layers, class),
+            None => fetch_one(cpu, class),
+        },
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.alloc(&Layers, cache, class) },
         Server::Arena(arena) => {
@@ -197,6 +200,13 @@ fn refill(class: SizeClass) -> *mut u8 {
     block
 }
 
+/// A block past the caches.
+fn fetch_one(arena: usize, class: SizeClass) -> *mut u8 {
+    let mut block = [null_mut(); 1];
+    HEAP.fetch(arena, class, &mut block);
+    block[0]
+}
+
 /// Frees a block that [`free`] had no room for; false, and nothing done, if `code` is no class.
 ///
 /// # Safety
@@ -209,7 +219,10 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
         return false;
     }
     match server(tls()) {
-        Server::Cpu(cpu) => CPU_CACHES.overflow(&Layers, cpu, code, block),
+        Server::Cpu(cpu) => match CPU_CACHES.open(&Layers, cpu) {
+            Some(cache) => room::overflow(&cache, &Layers, code, block),
+            None => HEAP.put_back(cpu, code, &[block]),
+        },
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.free(&Layers, cache, code, block) },
         Server::Arena(arena) => HEAP.put_back(arena, code, &[block]),

@@ -135,11 +135,16 @@ pub(crate) trait Array {
     fn push_batch(&self, class: SizeClass, blocks: &[*mut u8]) -> usize;
 }
 
-/// A block for a cache that has none of `class`, and more for the next misses; null: no memory.
+/// A block for a thread that found none of `class` in its cache, and more for the next misses; null:
+/// no memory.
 pub(crate) fn refill(array: &impl Array, backend: &impl Backend, class: SizeClass) -> *mut u8 {
+    let mut blocks = [core::ptr::null_mut(); BATCH_MAX];
+    // A cache that was parked may have what is needed.
+    if array.pop_batch(class, &mut blocks[..1]) == 1 {
+        return blocks[0];
+    }
     grow(array, backend, class);
     let Header { cur, end } = array.header(class);
-    let mut blocks = [core::ptr::null_mut(); BATCH_MAX];
     let wanted = batch(class).min(usize::from(end.saturating_sub(cur)) + 1);
     let got = backend.fetch(array.arena(), class, &mut blocks[..wanted]);
     let Some((&mut block, rest)) = blocks[..got].split_first_mut() else {
@@ -159,7 +164,8 @@ pub(crate) fn overflow(
     class: SizeClass,
     block: *mut u8,
 ) {
-    if grow(array, backend, class) && array.push_batch(class, &[block]) == 1 {
+    let push = || array.push_batch(class, &[block]) == 1;
+    if push() || (grow(array, backend, class) && push()) {
         return;
     }
     let mut blocks = [block; BATCH_MAX];
