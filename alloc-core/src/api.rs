@@ -190,6 +190,9 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
         unsafe { core::ptr::copy_nonoverlapping(p, q, old_size.min(new_size)) };
         // SAFETY: the caller gave the old block up.
         unsafe { free(p) };
+    } else if new_size <= old_size && aligned {
+        // No memory for a smaller block: this one does.
+        return p;
     }
     q
 }

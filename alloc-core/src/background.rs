@@ -107,7 +107,7 @@ pub(crate) fn forget() {
 
 extern "C" fn run(_: *mut u8) {
     let mut caches_ms = 0;
-    loop {
+    while options::background_thread() {
         ids::follow_leader();
         HEAP.pages.set_times(crate::process::times());
         let now = Linux.now_ms();
@@ -125,6 +125,7 @@ extern "C" fn run(_: *mut u8) {
         let rest = rest_ms.unwrap_or(CACHES_MS).min(CACHES_MS);
         let _ = linux::futex_wait(&STATE, AWAKE, Some(rest));
     }
+    STATE.store(NONE, Ordering::Release);
 }
 
 /// Sleeps until [`notice`].

@@ -200,10 +200,12 @@ fn refill(class: SizeClass) -> *mut u8 {
     block
 }
 
-/// A block past the caches.
+/// A block past the caches; null also where there was no memory to start with.
 fn fetch_one(arena: usize, class: SizeClass) -> *mut u8 {
     let mut block = [null_mut(); 1];
-    HEAP.fetch(arena, class, &mut block);
+    if process::ready() {
+        HEAP.fetch(arena, class, &mut block);
+    }
     block[0]
 }
 
@@ -254,6 +256,7 @@ pub(crate) fn thread_allocated() -> u64 {
 /// for, to the arenas. Returns the bytes that the caches still have room for. For the background
 /// thread, which need not have thread-local state.
 pub(crate) fn tend() -> usize {
+    CPU_CACHES.set_budget(options::cpu_cache_bytes());
     let mut batches = 0;
     for class in classes() {
         batches += HEAP.drain_batches(class, false);
