@@ -9,8 +9,8 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front;
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, class_bytes, class_of, class_of_aligned,
-    index_of,
+    CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, TINY_MAX, class_bytes, class_of,
+    class_of_aligned, medium_class, tiny_class,
 };
 use crate::process::{self, HEAP};
 
@@ -30,9 +30,12 @@ pub fn alloc(size: usize) -> *mut u8 {
 #[inline(always)]
 #[must_use]
 pub fn alloc_fast(size: usize) -> *mut u8 {
-    match index_of(size) {
-        Some(class) => front::alloc(class, size),
-        None => null_mut(),
+    if size <= TINY_MAX {
+        front::alloc(tiny_class(size), size)
+    } else if size <= CACHED_MAX {
+        front::alloc(medium_class(size), size)
+    } else {
+        null_mut()
     }
 }
 

@@ -17,7 +17,8 @@ pub(crate) const SLAB_CLASSES: usize = 72;
 /// Class-map code of the first page of a live block above [`CACHED_MAX`].
 pub(crate) const LARGE: u8 = 200;
 
-const TINY_MAX: usize = 1024;
+/// Sizes up to this have their class in a table.
+pub(crate) const TINY_MAX: usize = 1024;
 
 /// Classes of sizes up to [`TINY_MAX`], by 16-byte step.
 static TINY: [SizeClass; TINY_MAX / 16 + 1] = {
@@ -59,17 +60,16 @@ const fn bytes_of(code: usize) -> u32 {
     ((8 + k % 8 + 1) << (7 + k / 8 - 3)) as u32
 }
 
-/// The class of a block of `size` bytes; `None` above [`CACHED_MAX`]. For the fast path: the two
-/// ranges are told apart once, and the result fits the caches' registers.
+/// The class of a block of `size` bytes up to [`TINY_MAX`], for the fast path.
 #[inline(always)]
-pub(crate) fn index_of(size: usize) -> Option<usize> {
-    if size <= TINY_MAX {
-        Some(usize::from(TINY[(size + 15) >> 4]))
-    } else if size <= CACHED_MAX {
-        Some(usize::from(compute(size)))
-    } else {
-        None
-    }
+pub(crate) fn tiny_class(size: usize) -> usize {
+    usize::from(TINY[(size + 15) >> 4])
+}
+
+/// The class of a block of `size` bytes above that, up to [`CACHED_MAX`], for the fast path.
+#[inline(always)]
+pub(crate) fn medium_class(size: usize) -> usize {
+    usize::from(compute(size))
 }
 
 /// The class of a block of `size` bytes, which is at most [`CACHED_MAX`].
