@@ -27,6 +27,8 @@ const UNAVAILABLE: u32 = 3;
 const WORTH_PAGES: u64 = 256;
 /// How often caches are looked at, milliseconds.
 const CACHES_MS: u64 = 250;
+/// How often pressure is looked at, milliseconds.
+const PRESSURE_MS: u64 = 1000;
 const STACK_BYTES: usize = 32 << 10;
 
 static STATE: AtomicU32 = AtomicU32::new(NONE);
@@ -106,16 +108,23 @@ pub(crate) fn forget() {
 }
 
 extern "C" fn run(_: *mut u8) {
-    let mut caches_ms = 0;
+    let (mut caches_ms, mut pressure_ms) = (0, 0);
     while options::background_thread() {
         ids::follow_leader();
         HEAP.pages.set_times(crate::process::times());
         let now = Linux.now_ms();
         let mut busy = true;
         if now >= caches_ms {
+            if front::active() {
+                HEAP.pages.note_active();
+            }
             busy = front::tend() > 0;
             HEAP.release_unused();
             caches_ms = now + CACHES_MS;
+        }
+        if now >= pressure_ms && HEAP.pages.dirty_hint() > 0 {
+            HEAP.pages.relieve(crate::process::pressure());
+            pressure_ms = now + PRESSURE_MS;
         }
         let rest_ms = HEAP.pages.step();
         if rest_ms.is_none() && !busy {

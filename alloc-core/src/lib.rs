@@ -29,6 +29,8 @@ pub(crate) mod front;
 pub(crate) mod heat;
 pub(crate) mod os;
 #[cfg(not(loom))]
+pub(crate) mod policy;
+#[cfg(not(loom))]
 pub(crate) mod process;
 pub(crate) mod sync;
 

@@ -2,11 +2,13 @@
 use crate::arena::Heap;
 use crate::background;
 use crate::control::{conf, options};
+use crate::extent::page_map::LG_PAGE;
 use crate::front;
 use crate::front::size_class::class_bytes;
 use crate::heat::decay::Times;
 use crate::os::linux::Linux;
 use crate::os::{fork, linux, start};
+use crate::policy::pressure::{self, Limits, Pressure};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::lock::{Side, gate};
 
@@ -54,7 +56,9 @@ fn initialise() -> bool {
         0 => cpus.min(MOST_ARENAS),
         n => n,
     };
-    if HEAP.init(u64::from_ne_bytes(first(facts.random)), arenas).is_err() {
+    // The tests' own heaps lie below this place.
+    let place = if cfg!(test) { 12_000 } else { u64::from_ne_bytes(first(facts.random)) };
+    if HEAP.init(place, arenas).is_err() {
         return false;
     }
     HEAP.pages.set_times(times());
@@ -82,6 +86,17 @@ pub(crate) fn times() -> Times {
         window_ms: ms(options::hot_window_ms()).unwrap_or(0),
         decay_ms: ms(options::dirty_decay_ms()),
     }
+}
+
+/// The pressure that the process is under now.
+pub(crate) fn pressure() -> Pressure {
+    let counts = HEAP.pages.counts();
+    let resident = ((counts.in_use + counts.dirty) << LG_PAGE) + counts.metadata_bytes;
+    let limits = Limits {
+        own_bytes: options::limit_bytes() as u64,
+        group_percent: u64::from(options::limit_percent()),
+    };
+    pressure::look(&Linux, limits, resident)
 }
 
 /// What the caches hold.

@@ -16,9 +16,9 @@ use crate::os::fake::{Call, FakeKernel};
 
 fn heap(page_size: usize, arenas: u32) -> Heap<FakeKernel> {
     /// Windows of heaps that live at the same time must not meet: 400 GiB apart.
-    static NEXT: AtomicU64 = AtomicU64::new(7);
+    static NEXT: AtomicU64 = AtomicU64::new(200);
     let heap = Heap::new(FakeKernel::new(page_size));
-    heap.init(NEXT.fetch_add(400, Ordering::Relaxed), arenas).unwrap();
+    heap.init(NEXT.fetch_add(400, Ordering::Relaxed) % 8000, arenas).unwrap();
     heap
 }
 

@@ -96,7 +96,7 @@ fn stats_page() -> String {
         let unit = match row.unit {
             Unit::Bytes => "bytes",
             Unit::Count => "count",
-            Unit::Nanoseconds => "ns",
+            Unit::Milliseconds => "ms",
         };
         let span = match row.span {
             Span::Now => "now",

@@ -191,6 +191,8 @@ options! {
     hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
     dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
     cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds. 0 caches nothing.";
+    limit_bytes: Bytes = 0, 0..=i64::MAX, Live, "Resident memory of thermalloc's own that it tries to stay below: near it what lies above the hot window's peak goes back at once, above it everything that is free. 0 sets no limit.";
+    limit_percent: Count = 90, 0..=100, Live, "The same for the process's cgroup, in per cent of its memory.high or memory.max (v1: its limit), whichever is lower. 0 does not look at the cgroup.";
     rseq: Bool = true, 0..=1, Start, "Caches per CPU by restartable sequences. Off, or where the kernel or libc has none: caches per thread.";
     strip_deepbind: Bool = true, 0..=1, Live, "Drop RTLD_DEEPBIND from the flags of dlopen: a library loaded with it would free our blocks by another allocator.";
     narenas: Count = 0, 0..=4095, Start, "Number of arenas. 0 has one for each CPU.";

@@ -18,8 +18,8 @@ pub enum Unit {
     Bytes,
     /// Things.
     Count,
-    /// Nanoseconds.
-    Nanoseconds,
+    /// Milliseconds.
+    Milliseconds,
 }
 
 impl Unit {
@@ -29,7 +29,7 @@ impl Unit {
         match self {
             Unit::Bytes => "bytes",
             Unit::Count => "",
-            Unit::Nanoseconds => "ns",
+            Unit::Milliseconds => "ms",
         }
     }
 }
@@ -149,6 +149,10 @@ stats! {
         purge_calls: Count Total, "System calls that gave pages back.";
         purge_failures: Count Total, "Those that the kernel refused.";
         purged_bytes: Bytes Total, "Pages given back to the kernel.";
+        regretted_bytes: Bytes Total, "Pages asked for again within a minute of their last use although they had been purged meanwhile.";
+        pressure_bytes: Bytes Total, "Pages given back because of a limit or of pressure in the cgroup.";
+        pressure: Count Now, "Pressure at the last look: 0 none, 1 what is cold has to go, 2 everything free has to go.";
+        window_ms: Milliseconds Now, "The hot window in force: the option's, widened by regret to at most a minute.";
     }
     derived {
         resident_bytes: Bytes Now = |c| sum(&[c.active_bytes, c.dirty_bytes, c.metadata_bytes]), "Estimate of the memory in use: active, dirty and metadata. Too high by pages of live blocks that the program never touched.";
@@ -200,7 +204,7 @@ mod tests {
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{}", row.name);
             assert_eq!(row.name.ends_with("_bytes"), row.unit == Unit::Bytes, "{}", row.name);
-            assert_eq!(row.name.ends_with("_ns"), row.unit == Unit::Nanoseconds, "{}", row.name);
+            assert_eq!(row.name.ends_with("_ms"), row.unit == Unit::Milliseconds, "{}", row.name);
             assert_eq!(row.c_name.to_str(), Ok(row.name));
             assert!(row.doc.ends_with('.'), "{}", row.name);
         }

@@ -242,13 +242,13 @@ impl Cache {
 
     /// Takes `pages` pages whose start is a multiple of `align` pages from the free pieces: the best
     /// fitting dirty piece, else a run that is at least partly dirty, else the best clean piece.
-    /// Two records are reserved. Returns the extent and whether all of it reads as zero.
+    /// Two records are reserved. Returns the extent and how many of its pages were clean.
     pub(crate) fn take<O: Os>(
         &mut self,
         sp: &Space<O>,
         pages: u32,
         align: u32,
-    ) -> Option<(ExtentId, bool)> {
+    ) -> Option<(ExtentId, u32)> {
         let found = fit(sp, &self.dirty, pages, align)
             .or_else(|| self.partly_dirty(sp, pages, align))
             .or_else(|| fit(sp, &self.clean, pages, align));
@@ -290,9 +290,9 @@ impl Cache {
     }
 
     /// Cuts `run` out of the free pieces that cover it, the first of which is `first`. Two records
-    /// are reserved. Returns the extent and whether all of it reads as zero.
-    fn cut<O: Os>(&mut self, sp: &Space<O>, first: ExtentId, run: Run) -> (ExtentId, bool) {
-        let mut zero = true;
+    /// are reserved. Returns the extent and how many of its pages were clean.
+    fn cut<O: Os>(&mut self, sp: &Space<O>, first: ExtentId, run: Run) -> (ExtentId, u32) {
+        let mut clean = 0;
         let mut taken = 0;
         let mut at = run.start;
         let mut id = first;
@@ -300,7 +300,9 @@ impl Cache {
             let e = sp.extents.get(id);
             let (state, stamp, mut after) = (e.state(), e.stamp_ms(), e.prev());
             let piece = Run { start: e.start(), pages: e.pages() };
-            zero &= state == State::Clean;
+            if state == State::Clean {
+                clean += piece.end().min(run.end()) - piece.start.max(run.start);
+            }
             self.unlink(sp, id);
             if piece.start < run.start {
                 let head = Run { start: piece.start, pages: run.start - piece.start };
@@ -321,7 +323,7 @@ impl Cache {
             }
         }
         set_run(sp, taken, run);
-        (taken, zero)
+        (taken, clean)
     }
 
     /// Puts back what is left of a piece that was cut, with its age. Returns the piece to put the
@@ -346,7 +348,8 @@ impl Cache {
 
     /// Grows `id` by `extra` pages into the free pieces after it, if they suffice. Two records are
     /// reserved.
-    pub(crate) fn extend<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, extra: u32) -> bool {
+    /// Returns how many of the new pages were clean; `None` where they don't suffice.
+    pub(crate) fn extend<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, extra: u32) -> Option<u32> {
         let e = sp.extents.get(id);
         let start = e.end();
         let mut end = start;
@@ -356,18 +359,18 @@ impl Cache {
             }
             let next = right_of(sp, end);
             if next == 0 || !sp.extents.get(next).is_free() {
-                return false;
+                return None;
             }
             end = sp.extents.get(next).end();
         }
         if end - start < extra {
-            return false;
+            return None;
         }
         let first = right_of(sp, start);
-        let (more, _) = self.cut(sp, first, Run { start, pages: extra });
+        let (more, clean) = self.cut(sp, first, Run { start, pages: extra });
         self.drop_record(sp, more);
         set_run(sp, id, Run { start: e.start(), pages: e.pages() + extra });
-        true
+        Some(clean)
     }
 
     /// Cuts `id` down to `keep` pages; the rest becomes an extent of its own. One record is reserved.

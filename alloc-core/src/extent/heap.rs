@@ -6,7 +6,9 @@ use super::page_map::{LG_PAGE, PAGE, Window};
 use super::{ExtentId, Extents, State};
 use crate::heat::decay::{self, Sight, Times};
 use crate::heat::demand::Demand;
-use crate::os::{Errno, Os};
+use crate::heat::regret::Regret;
+use crate::os::{Errno, Os, Range};
+use crate::policy::pressure::Pressure;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::lock::{Guard, Mutex, RawLock};
 
@@ -16,8 +18,9 @@ const MOST_PAGES: usize = 1 << 30;
 const CHUNK_BYTES: (usize, usize) = (2 << 20, 64 << 20);
 /// The tail of a shrunk block goes back at once from this size on, pages.
 const SHRINK_AT_ONCE_PAGES: u32 = 2048;
-/// Pieces of at most this many pages are purged one after another under one `step`.
-const PURGE_PAGES: u32 = 8192;
+/// Most pages, and most pieces, that one call purges.
+const PURGE_PAGES: u64 = 8192;
+const PURGE_PIECES: usize = 64;
 
 /// An extent that was given out.
 #[derive(Clone, Copy, Debug)]
@@ -27,11 +30,43 @@ pub(crate) struct Taken {
     pub(crate) zero: bool,
 }
 
+/// Extents that are purged together.
+struct Batch {
+    ids: [ExtentId; PURGE_PIECES],
+    ranges: [Range; PURGE_PIECES],
+    len: usize,
+    pages: u64,
+}
+
+impl Batch {
+    fn new() -> Self {
+        Self {
+            ids: [0; PURGE_PIECES],
+            ranges: [Range { addr: 0, len: 0 }; PURGE_PIECES],
+            len: 0,
+            pages: 0,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.len == PURGE_PIECES || self.pages >= PURGE_PAGES
+    }
+
+    fn add(&mut self, id: ExtentId, addr: usize, pages: u32) {
+        self.ids[self.len] = id;
+        self.ranges[self.len] = Range { addr, len: (pages as usize) << LG_PAGE };
+        self.len += 1;
+        self.pages += u64::from(pages);
+    }
+}
+
 /// What the heap's lock covers.
 struct Inner {
     cache: Cache,
     demand: Demand,
     times: Times,
+    regret: Regret,
+    pressure: Pressure,
     last_step_ms: u64,
     counts: Counts,
 }
@@ -52,6 +87,13 @@ pub(crate) struct Counts {
     pub(crate) purge_calls: u64,
     /// Calls that the kernel refused.
     pub(crate) purge_failures: u64,
+    /// Pages asked for again soon after their purge.
+    pub(crate) regretted: u64,
+    /// Pages given back because of pressure, and how much there was at the last look (0 to 2).
+    pub(crate) pressure_purged: u64,
+    pub(crate) pressure: u64,
+    /// The window in force, milliseconds.
+    pub(crate) window_ms: u64,
     /// Pages grown by in all.
     pub(crate) mapped: u64,
     /// Bytes of maps and records.
@@ -76,6 +118,8 @@ impl<O: Os> PageHeap<O> {
                 cache: Cache::new(),
                 demand: Demand::new(5000),
                 times: Times { window_ms: 5000, decay_ms: Some(2000) },
+                regret: Regret::new(5000),
+                pressure: Pressure::None,
                 last_step_ms: 0,
                 counts: Counts {
                     in_use: 0,
@@ -86,6 +130,10 @@ impl<O: Os> PageHeap<O> {
                     purged: 0,
                     purge_calls: 0,
                     purge_failures: 0,
+                    regretted: 0,
+                    pressure_purged: 0,
+                    pressure: 0,
+                    window_ms: 0,
                     mapped: 0,
                     metadata_bytes: 0,
                 },
@@ -107,9 +155,9 @@ impl<O: Os> PageHeap<O> {
     /// Sets the window and the decay; takes effect with the next operation.
     pub(crate) fn set_times(&self, times: Times) {
         let mut inner = self.inner.lock();
-        inner.times = times;
-        inner.demand.set_window_ms(times.window_ms);
-        inner.cache.merge_ms = times.window_ms / 16;
+        inner.regret.set_base_ms(times.window_ms);
+        inner.times.decay_ms = times.decay_ms;
+        inner.follow_regret();
     }
 
     /// The number of unit pages that `bytes` need, a multiple of the kernel's page.
@@ -130,7 +178,7 @@ impl<O: Os> PageHeap<O> {
         let sp = &self.space;
         let mut inner = self.inner.lock();
         inner.cache.reserve_records(sp, 4).ok()?;
-        let (id, zero) = match inner.cache.take(sp, pages, align) {
+        let (id, clean) = match inner.cache.take(sp, pages, align) {
             Some(found) => found,
             None => {
                 inner.grow(sp, pages, align).ok()?;
@@ -141,10 +189,9 @@ impl<O: Os> PageHeap<O> {
         let e = sp.extents.get(id);
         e.set_state(state);
         e.set_code(code);
-        let now = sp.os.now_ms();
-        inner.demand.add(now, u64::from(pages));
+        inner.asked(sp.os.now_ms(), pages, clean);
         self.hint(&inner);
-        Some(Taken { id, zero })
+        Some(Taken { id, zero: clean == pages })
     }
 
     /// Takes an extent back; its pages are dirty from now on.
@@ -181,16 +228,18 @@ impl<O: Os> PageHeap<O> {
         if inner.cache.reserve_records(sp, 4).is_err() {
             return false;
         }
-        if !inner.cache.extend(sp, id, extra) {
+        let mut clean = inner.cache.extend(sp, id, extra);
+        if clean.is_none() {
             if !inner.reaches_end(sp, e.end()) || inner.grow(sp, extra, 1).is_err() {
                 return false;
             }
-            if inner.cache.reserve_records(sp, 4).is_err() || !inner.cache.extend(sp, id, extra) {
+            if inner.cache.reserve_records(sp, 4).is_err() {
                 return false;
             }
+            clean = inner.cache.extend(sp, id, extra);
         }
-        let now = sp.os.now_ms();
-        inner.demand.add(now, u64::from(extra));
+        let Some(clean) = clean else { return false };
+        inner.asked(sp.os.now_ms(), extra, clean);
         self.hint(&inner);
         true
     }
@@ -213,8 +262,12 @@ impl<O: Os> PageHeap<O> {
         }
         inner.demand.sub(now, u64::from(sp.extents.get(tail).pages()));
         sp.extents.get(tail).set_state(State::Purging);
+        let e = sp.extents.get(tail);
+        e.set_stamp_ms(now);
+        let mut batch = Batch::new();
+        batch.add(tail, sp.window.address(e.start()), e.pages());
         drop(inner);
-        self.purge(tail);
+        self.purge(&batch);
         drop(purging);
     }
 
@@ -225,61 +278,101 @@ impl<O: Os> PageHeap<O> {
         let _purging = self.purging.lock();
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
-        let mut left = inner.due(sp, now);
+        let due = inner.due(sp, now);
         inner.last_step_ms = now;
-        while left > 0 && inner.cache.reserve_records(sp, 2).is_ok() {
-            let unit = (sp.os.page_size() >> LG_PAGE).max(1) as u64;
-            let most = left.next_multiple_of(unit).min(u64::from(PURGE_PAGES));
-            #[allow(clippy::cast_possible_truncation, reason = "at most PURGE_PAGES")]
-            let Some(id) = inner.cache.take_oldest(sp, most as u32) else { break };
-            left = left.saturating_sub(u64::from(sp.extents.get(id).pages()));
-            drop(inner);
-            self.purge(id);
-            inner = self.inner.lock();
-        }
-        self.hint(&inner);
-        inner.rest_ms(sp, now)
+        drop(inner);
+        self.purge_oldest(due);
+        self.inner.lock().rest_ms(sp, now)
+    }
+
+    /// Gives up, at once, what `pressure` asks for.
+    pub(crate) fn relieve(&self, pressure: Pressure) {
+        let _purging = self.purging.lock();
+        let mut inner = self.inner.lock();
+        let now = self.space.os.now_ms();
+        let dirty = inner.cache.dirty_pages;
+        let warm = inner.demand.peak(now) - inner.demand.in_use();
+        let pages = match pressure {
+            Pressure::None => 0,
+            Pressure::Cold => dirty.saturating_sub(warm),
+            Pressure::Warm => dirty,
+        };
+        inner.pressure = pressure;
+        drop(inner);
+        let purged = self.purge_oldest(pages);
+        self.inner.lock().counts.pressure_purged += purged;
     }
 
     /// Gives every dirty page back at once, on request. Returns the bytes given back.
     pub(crate) fn trim(&self) -> usize {
-        let sp = &self.space;
         let _purging = self.purging.lock();
-        let mut inner = self.inner.lock();
-        let before = inner.counts.purged;
-        let mut left = inner.cache.dirty_pages;
-        while left > 0 && inner.cache.reserve_records(sp, 2).is_ok() {
-            let Some(id) = inner.cache.take_oldest(sp, u32::MAX) else { break };
-            left = left.saturating_sub(u64::from(sp.extents.get(id).pages()));
-            drop(inner);
-            self.purge(id);
-            inner = self.inner.lock();
-        }
-        self.hint(&inner);
+        let dirty = self.inner.lock().cache.dirty_pages;
         #[allow(clippy::cast_possible_truncation, reason = "pages of an address space")]
-        let purged = (inner.counts.purged - before) as usize;
+        let purged = self.purge_oldest(dirty) as usize;
         purged << LG_PAGE
     }
 
-    /// Purges an extent in state `Purging`, with the heap unlocked, and puts it back.
-    fn purge(&self, id: ExtentId) {
+    /// Purges `pages` dirty pages, the oldest first, some pieces to a call and with the heap unlocked
+    /// meanwhile. Returns how many pages were given back. The caller holds `purging`.
+    fn purge_oldest(&self, pages: u64) -> u64 {
         let sp = &self.space;
-        let e = sp.extents.get(id);
-        let (address, len) = (sp.window.address(e.start()), (e.pages() as usize) << LG_PAGE);
-        // SAFETY: the extent is free, and in no tree, so nobody else refers to its pages.
-        let result = unsafe { sp.os.purge(address, len) };
-        let pages = u64::from(e.pages());
-        let mut inner = self.inner.lock();
-        inner.counts.purge_calls += 1;
-        if result.is_ok() {
-            inner.counts.purged += pages;
-            inner.cache.put_clean(sp, id);
-        } else {
-            inner.counts.purge_failures += 1;
-            let now = sp.os.now_ms();
-            inner.cache.put_dirty(sp, id, now);
+        let unit = (sp.os.page_size() >> LG_PAGE).max(1) as u64;
+        let (mut left, mut purged) = (pages.next_multiple_of(unit), 0);
+        while left > 0 {
+            let mut batch = Batch::new();
+            let mut inner = self.inner.lock();
+            while left > 0 && !batch.is_full() && inner.cache.reserve_records(sp, 2).is_ok() {
+                let room = left.min(PURGE_PAGES - batch.pages);
+                #[allow(clippy::cast_possible_truncation, reason = "at most PURGE_PAGES")]
+                let Some(id) = inner.cache.take_oldest(sp, room as u32) else { break };
+                let e = sp.extents.get(id);
+                left = left.saturating_sub(u64::from(e.pages()));
+                batch.add(id, sp.window.address(e.start()), e.pages());
+            }
+            self.hint(&inner);
+            drop(inner);
+            if batch.len == 0 {
+                break;
+            }
+            purged += self.purge(&batch);
         }
-        self.hint(&inner);
+        purged
+    }
+
+    /// Purges extents in state `Purging`, with the heap unlocked, and puts them back. Returns how many
+    /// pages were given back.
+    fn purge(&self, batch: &Batch) -> u64 {
+        let sp = &self.space;
+        let (mut at, mut purged) = (0, 0);
+        while at < batch.len {
+            // SAFETY: the extents are free, and in no tree, so nobody else refers to their pages.
+            let done = unsafe { sp.os.purge_all(&batch.ranges[at..batch.len]) };
+            let mut inner = self.inner.lock();
+            inner.counts.purge_calls += 1;
+            for &id in &batch.ids[at..at + done] {
+                let e = sp.extents.get(id);
+                let pages = u64::from(e.pages());
+                purged += pages;
+                inner.counts.purged += pages;
+                inner.regret.purged(e.stamp_ms(), pages);
+                inner.cache.put_clean(sp, id);
+            }
+            at += done;
+            if at < batch.len {
+                inner.counts.purge_failures += 1;
+                let now = sp.os.now_ms();
+                inner.cache.put_dirty(sp, batch.ids[at], now);
+                at += 1;
+            }
+            self.hint(&inner);
+        }
+        purged
+    }
+
+    /// Notes that the program did something, for the window that regret has widened.
+    pub(crate) fn note_active(&self) {
+        let now = self.space.os.now_ms();
+        self.inner.lock().regret.active(now);
     }
 
     /// Dirty pages at about this time, read without the lock.
@@ -304,6 +397,9 @@ impl<O: Os> PageHeap<O> {
             clean: inner.cache.clean_pages,
             mapped: u64::from(sp.window.pages()),
             metadata_bytes: (sp.window.metadata_bytes() + inner.cache.record_bytes()) as u64,
+            regretted: inner.regret.pages,
+            window_ms: inner.regret.window_ms(),
+            pressure: inner.pressure as u64,
             ..inner.counts
         }
     }
@@ -326,6 +422,23 @@ impl<O: Os> PageHeap<O> {
 }
 
 impl Inner {
+    /// Notes that `pages` pages were given out, `clean` of which have to be faulted in.
+    fn asked(&mut self, now: u64, pages: u32, clean: u32) {
+        self.demand.add(now, u64::from(pages));
+        self.regret.active(now);
+        if clean > 0 && self.regret.asked(now, u64::from(clean), self.demand.in_use()) > 0 {
+            self.follow_regret();
+        }
+    }
+
+    /// Puts the window in force where it counts.
+    fn follow_regret(&mut self) {
+        let window_ms = self.regret.window_ms();
+        self.times.window_ms = window_ms;
+        self.demand.set_window_ms(window_ms);
+        self.cache.merge_ms = window_ms / 16;
+    }
+
     fn free<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now: u64) {
         self.demand.sub(now, u64::from(sp.extents.get(id).pages()));
         self.cache.put_dirty(sp, id, now);
@@ -364,6 +477,8 @@ impl Inner {
 
     /// Pages to purge now.
     fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> u64 {
+        self.regret.relax(now);
+        self.follow_regret();
         let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else { return 0 };
         let Some(decay_ms) = self.times.decay_ms else { return 0 };
         let peak = self.demand.peak(now);

@@ -11,6 +11,7 @@ use super::{ExtentId, State};
 use crate::heat::decay::Times;
 use crate::os::Os;
 use crate::os::fake::{Call, FakeKernel};
+use crate::policy::pressure::Pressure;
 
 fn heap(page_size: usize) -> PageHeap<FakeKernel> {
     let heap = PageHeap::new(FakeKernel::new(page_size));
@@ -18,10 +19,11 @@ fn heap(page_size: usize) -> PageHeap<FakeKernel> {
     heap
 }
 
-/// Windows of heaps that live at the same time must not meet: 400 GiB apart.
+/// Windows of heaps that live at the same time must not meet: 400 GiB apart, and apart from that of
+/// the process.
 fn random() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(400, Ordering::Relaxed)
+    NEXT.fetch_add(400, Ordering::Relaxed) % 8000
 }
 
 fn bytes(heap: &PageHeap<FakeKernel>, id: ExtentId) -> &'static mut [u64] {
@@ -283,4 +285,85 @@ fn never_purges_with_decay_off_and_at_once_with_zero() {
     heap.space.os.advance(1);
     heap.step();
     assert_eq!(heap.counts().dirty, 0);
+}
+
+/// A program that uses 40 MiB for a moment every `period_ms`, and does something small all the time.
+/// Returns the pages purged in each period.
+fn periodic(heap: &PageHeap<FakeKernel>, period_ms: u64, periods: usize) -> Vec<u64> {
+    let os = &heap.space.os;
+    let mut purged = Vec::new();
+    for _ in 0..periods {
+        let before = heap.counts().purged;
+        let ids: Vec<_> =
+            (0..10).map(|_| heap.alloc(1024, PAGE, State::Large, 0).unwrap().id).collect();
+        os.advance(100);
+        ids.iter().for_each(|&id| heap.free(id));
+        for _ in 0..(period_ms - 100) / 50 {
+            os.advance(50);
+            heap.note_active();
+            heap.step();
+        }
+        purged.push(heap.counts().purged - before);
+    }
+    purged
+}
+
+#[test]
+fn a_period_longer_than_the_window_is_learned() {
+    let heap = heap(4096);
+    heap.space.os.advance(100_000);
+    let purged = periodic(&heap, 12_500, 8);
+    assert!(purged[0] > 10_000, "at first they go: {purged:?}");
+    assert!(purged[3..].iter().all(|&pages| pages == 0), "then they stay: {purged:?}");
+    assert!(heap.counts().regretted > 0 && heap.counts().window_ms > 12_500);
+    // The program falls silent: the window falls back, and everything goes.
+    for _ in 0..(5000 + 7000) / 50 + 10 {
+        heap.space.os.advance(50);
+        heap.step();
+    }
+    assert_eq!((heap.counts().dirty, heap.counts().window_ms), (0, 5000));
+}
+
+#[test]
+fn a_window_is_never_wider_than_a_minute() {
+    let heap = heap(4096);
+    heap.space.os.advance(100_000);
+    let purged = periodic(&heap, 90_000, 4);
+    assert!(purged.iter().all(|&pages| pages > 10_000), "{purged:?}");
+    assert_eq!(heap.counts().window_ms, 5000, "what is asked for after so long is not regretted");
+}
+
+#[test]
+fn pieces_are_purged_many_to_a_call_and_refusals_lose_none() {
+    let heap = heap(4096);
+    let os = &heap.space.os;
+    os.advance(100_000);
+    let ids: Vec<_> = (0..200).map(|_| heap.alloc(16, PAGE, State::Large, 0).unwrap().id).collect();
+    ids.iter().step_by(2).for_each(|&id| heap.free(id));
+    os.fail_nth(Call::Purge, 10);
+    heap.trim();
+    let counts = heap.counts();
+    assert_eq!((counts.purged, counts.dirty, counts.purge_failures), (99 * 16, 16, 1));
+    assert!(counts.purge_calls <= 4, "{} calls", counts.purge_calls);
+    heap.trim();
+    assert_eq!(heap.counts().dirty, 0);
+}
+
+#[test]
+fn pressure_takes_the_cold_pages_first_and_then_the_warm_ones() {
+    let heap = heap(4096);
+    heap.space.os.advance(100_000);
+    let block = |pages| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    let (old, hot) = (block(3000), block(1000));
+    heap.free(old);
+    heap.space.os.advance(6000);
+    heap.free(hot);
+    let again = block(400);
+    heap.relieve(Pressure::None);
+    assert_eq!(heap.counts().dirty, 3600);
+    heap.relieve(Pressure::Cold);
+    assert_eq!((heap.counts().dirty, heap.counts().pressure_purged), (600, 3000));
+    heap.relieve(Pressure::Warm);
+    assert_eq!((heap.counts().dirty, heap.counts().pressure), (0, 2));
+    heap.free(again);
 }

@@ -2,3 +2,4 @@
 //! acts on them.
 pub(crate) mod decay;
 pub(crate) mod demand;
+pub(crate) mod regret;

@@ -1,7 +1,10 @@
 //! A kernel and a clock for tests. Memory is real (so it exists, and reads as zero when it should);
 //! the clock stands still until told, each call is counted, each purge recorded, any call made to
 //! fail, and the page size chosen. A range that is not on that page size is a bug of the caller's.
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::collections::BTreeMap;
+use std::string::String;
 use std::sync::Mutex;
 use std::vec::Vec;
 
@@ -39,6 +42,7 @@ struct Log {
     failures: [Option<Failure>; CALLS],
     purges: Vec<Purge>,
     windows: Vec<(usize, usize)>,
+    files: BTreeMap<String, String>,
 }
 
 #[derive(Debug)]
@@ -68,6 +72,11 @@ impl FakeKernel {
         let start = free_window(len);
         self.log.lock().unwrap().windows.push((start, len));
         start
+    }
+
+    /// Puts a file there, or other contents into it.
+    pub(crate) fn put_file(&self, path: &str, text: &str) {
+        self.log.lock().unwrap().files.insert(path.into(), text.into());
     }
 
     /// Lets time pass.
@@ -166,6 +175,14 @@ impl Os for FakeKernel {
         self.enter(Call::Move, &[from, to, len])?;
         // SAFETY: the caller's promise.
         unsafe { Linux.move_pages(from, to, len) }
+    }
+
+    fn read_file(&self, path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
+        let log = self.log.lock().unwrap();
+        let text = log.files.get(path.to_str().unwrap()).ok_or(Errno(libc::ENOENT))?;
+        let len = text.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&text.as_bytes()[..len]);
+        Ok(len)
     }
 
     fn now_ms(&self) -> u64 {

@@ -3,11 +3,11 @@
 use core::arch::asm;
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::AtomicU32;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use libc::c_long;
 
-use super::{Errno, Os, start};
+use super::{Errno, Os, Range, start};
 
 /// One system call. `nr` and the arguments are those of the kernel's ABI.
 ///
@@ -102,6 +102,32 @@ pub(crate) unsafe fn unmap(addr: usize, len: usize) -> Result<(), Errno> {
 pub(crate) unsafe fn madvise(addr: usize, len: usize, advice: i32) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     check(unsafe { syscall(libc::SYS_madvise, addr, len, int(advice), 0, 0, 0) }).map(drop)
+}
+
+/// Stands for this process where a pidfd is asked for (Linux 6.14 and later).
+const PIDFD_SELF: i32 = -10000;
+
+/// Advises many ranges of the process behind `pidfd` in one call; the result is the number of
+/// bytes advised, which may be less than all.
+///
+/// # Safety
+/// As for [`madvise`], for each range.
+unsafe fn process_madvise(pidfd: i32, ranges: &[Range], advice: i32) -> Result<usize, Errno> {
+    let (nr, at) = (libc::SYS_process_madvise, ranges.as_ptr().addr());
+    // SAFETY: the kernel reads `ranges`; the rest is the caller's promise.
+    check(unsafe { syscall(nr, int(pidfd), at, ranges.len(), int(advice), 0, 0) })
+}
+
+/// How many of the first ranges `bytes` cover whole.
+fn whole(ranges: &[Range], mut bytes: usize) -> usize {
+    ranges
+        .iter()
+        .take_while(|range| {
+            let whole = bytes >= range.len;
+            bytes = bytes.saturating_sub(range.len);
+            whole
+        })
+        .count()
 }
 
 /// Which pages are resident: bit 0 of one byte a page.
@@ -513,6 +539,32 @@ impl Os for Linux {
         unsafe { madvise(addr, len, libc::MADV_DONTNEED) }
     }
 
+    unsafe fn purge_all(&self, ranges: &[Range]) -> usize {
+        /// Before Linux 6.13 the kernel doesn't take this advice from us for ourselves.
+        static REFUSED: AtomicBool = AtomicBool::new(false);
+        let mut done = 0;
+        while done < ranges.len() {
+            let rest = &ranges[done..];
+            if rest.len() > 1 && !REFUSED.load(Relaxed) {
+                // SAFETY: the caller's promise.
+                match unsafe { process_madvise(PIDFD_SELF, rest, libc::MADV_DONTNEED) } {
+                    Ok(bytes) => done += whole(rest, bytes),
+                    Err(Errno(libc::ENOSYS | libc::EBADF | libc::EPERM)) => {
+                        REFUSED.store(true, Relaxed);
+                    }
+                    Err(_) => {}
+                }
+            }
+            // The range that stopped the others is tried alone: its error, if it is one, is its own.
+            match ranges.get(done) {
+                // SAFETY: the caller's promise.
+                Some(r) if unsafe { self.purge(r.addr, r.len) }.is_ok() => done += 1,
+                _ => break,
+            }
+        }
+        done
+    }
+
     fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno> {
         mincore(addr, len, pages)
     }
@@ -520,6 +572,10 @@ impl Os for Linux {
     unsafe fn move_pages(&self, from: usize, to: usize, len: usize) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
         unsafe { move_pages(from, to, len) }
+    }
+
+    fn read_file(&self, path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
+        read_file(path, buffer)
     }
 
     fn now_ms(&self) -> u64 {

@@ -1,5 +1,7 @@
 //! The one place for system calls: the [`Os`] trait that the page layer is written against, the
 //! Linux implementation, and the fake kernel and clock of the tests.
+use core::ffi::CStr;
+
 #[cfg(test)]
 pub(crate) mod fake;
 pub(crate) mod fork;
@@ -12,6 +14,14 @@ pub(crate) mod start;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) i32);
 
+/// A range of memory: the kernel's `struct iovec`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Range {
+    pub(crate) addr: usize,
+    pub(crate) len: usize,
+}
+
 /// What the page layer asks of a kernel. Addresses and lengths are multiples of the page size.
 pub(crate) trait Os: Sync {
     /// Page size, bytes (4, 16 or 64 KiB).
@@ -23,6 +33,15 @@ pub(crate) trait Os: Sync {
     /// # Safety
     /// The range is ours and its contents are not needed any more.
     unsafe fn purge(&self, addr: usize, len: usize) -> Result<(), Errno>;
+    /// As [`Os::purge`], for many ranges in as few calls as the kernel allows. Returns how many of
+    /// the first ranges are done; the one after them was refused.
+    ///
+    /// # Safety
+    /// As for [`Os::purge`], for each range.
+    unsafe fn purge_all(&self, ranges: &[Range]) -> usize {
+        // SAFETY: the caller's promise.
+        ranges.iter().take_while(|r| unsafe { self.purge(r.addr, r.len) }.is_ok()).count()
+    }
     /// Which pages are resident: bit 0 of one byte a page (`mincore`).
     fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno>;
     /// Moves the pages of `[from, from + len)` to `to`, which is ours and mapped; `from` stays
@@ -31,6 +50,9 @@ pub(crate) trait Os: Sync {
     /// # Safety
     /// Both ranges are ours; the contents of the target are not needed any more.
     unsafe fn move_pages(&self, from: usize, to: usize, len: usize) -> Result<(), Errno>;
+    /// Reads a small file by open, read and close; the result is the number of bytes read, cut
+    /// off where `buffer` is full.
+    fn read_file(&self, path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno>;
     /// Milliseconds of a monotonic clock.
     fn now_ms(&self) -> u64;
 }

@@ -1,0 +1,171 @@
+//! Regret: pages asked for again soon after they were purged. Had they been kept, they would not have
+//! had to be faulted in; so the window grows until it spans the time between their last use and
+//! their next. A program whose period is longer than the window is learned in that way.
+//!
+//! The purges of the last minute are kept as (when the pages were last used, how many). A request
+//! that finds no dirty pages is set against the newest of them: demand that comes back comes back
+//! for what was used last.
+
+/// The window is never wider than this, milliseconds, nor is a purge regretted later.
+const MOST_MS: u64 = 60_000;
+/// Purges that are remembered, merged where they are of about the same time.
+const ENTRIES: usize = 32;
+/// How much of the pages in use has to be regretted before the window follows: one in this many.
+const WORTH: u64 = 64;
+
+/// Pages purged that were last used at about the same time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Purged {
+    used_ms: u64,
+    pages: u64,
+}
+
+/// What was purged lately, and the window that follows from it.
+#[derive(Debug)]
+pub(crate) struct Regret {
+    log: [Purged; ENTRIES],
+    newest: usize,
+    /// The window that the options ask for, and the one in force.
+    base_ms: u64,
+    window_ms: u64,
+    /// When there last was demand.
+    active_ms: u64,
+    /// Pages regretted since the window last grew.
+    recent: u64,
+    /// Pages regretted in all.
+    pub(crate) pages: u64,
+}
+
+impl Regret {
+    pub(crate) const fn new(base_ms: u64) -> Self {
+        Self {
+            log: [Purged { used_ms: 0, pages: 0 }; ENTRIES],
+            newest: 0,
+            base_ms,
+            window_ms: base_ms,
+            active_ms: 0,
+            recent: 0,
+            pages: 0,
+        }
+    }
+
+    /// Sets the window that the options ask for.
+    pub(crate) fn set_base_ms(&mut self, base_ms: u64) {
+        if self.base_ms != base_ms {
+            self.base_ms = base_ms;
+            self.window_ms = base_ms;
+        }
+    }
+
+    /// The window in force.
+    pub(crate) fn window_ms(&self) -> u64 {
+        self.window_ms
+    }
+
+    /// Notes that the program did something.
+    pub(crate) fn active(&mut self, now_ms: u64) {
+        self.active_ms = now_ms;
+    }
+
+    /// Lets the window fall back once the program was quiet for as long as the options' window.
+    pub(crate) fn relax(&mut self, now_ms: u64) {
+        if now_ms.saturating_sub(self.active_ms) > self.base_ms {
+            self.window_ms = self.base_ms;
+        }
+    }
+
+    /// Notes a purge of `pages` that were last used at `used_ms`.
+    pub(crate) fn purged(&mut self, used_ms: u64, pages: u64) {
+        let merge_ms = self.window_ms / 8;
+        let entry = &mut self.log[self.newest];
+        if entry.pages > 0 && used_ms.abs_diff(entry.used_ms) <= merge_ms {
+            entry.used_ms = entry.used_ms.max(used_ms);
+            entry.pages += pages;
+            return;
+        }
+        self.newest = (self.newest + 1) % ENTRIES;
+        self.log[self.newest] = Purged { used_ms, pages };
+    }
+
+    /// Notes that `pages` clean pages were asked for, of `in_use` in all. Returns how many of them
+    /// were purged too soon.
+    pub(crate) fn asked(&mut self, now_ms: u64, pages: u64, in_use: u64) -> u64 {
+        let (mut left, mut gap_ms) = (pages, 0);
+        for back in 0..ENTRIES {
+            let entry = &mut self.log[(self.newest + ENTRIES - back) % ENTRIES];
+            if left == 0 || now_ms.saturating_sub(entry.used_ms) > MOST_MS {
+                break;
+            }
+            let found = entry.pages.min(left);
+            if found > 0 {
+                gap_ms = gap_ms.max(now_ms.saturating_sub(entry.used_ms));
+            }
+            entry.pages -= found;
+            left -= found;
+        }
+        let regretted = pages - left;
+        self.pages += regretted;
+        self.recent += regretted;
+        if regretted > 0 && self.recent * WORTH >= in_use && self.base_ms > 0 {
+            self.recent = 0;
+            self.window_ms = self.window_ms.max((gap_ms + gap_ms / 4).min(MOST_MS));
+        }
+        regretted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_that_were_never_purged_are_not_regretted() {
+        let mut r = Regret::new(5000);
+        assert_eq!(r.asked(1000, 500, 500), 0);
+        assert_eq!(r.window_ms(), 5000);
+    }
+
+    #[test]
+    fn the_window_grows_to_the_period_and_no_further_than_a_minute() {
+        let mut r = Regret::new(5000);
+        r.purged(10_000, 1000);
+        r.active(22_500);
+        assert_eq!(r.asked(22_500, 400, 1000), 400);
+        assert_eq!(r.window_ms(), 12_500 + 3125);
+        assert_eq!(r.asked(22_500, 900, 1000), 600, "no page is regretted twice");
+        let mut r = Regret::new(5000);
+        r.purged(10_000, 1000);
+        r.asked(68_000, 1000, 1000);
+        assert_eq!(r.window_ms(), MOST_MS);
+        r.purged(70_000, 1000);
+        assert_eq!(r.asked(140_000, 1000, 1000), 0, "what is longer ago is forgotten");
+    }
+
+    #[test]
+    fn a_quiet_program_gets_its_window_back() {
+        let mut r = Regret::new(5000);
+        r.purged(10_000, 1000);
+        r.asked(20_000, 1000, 1000);
+        r.active(20_000);
+        r.relax(24_000);
+        assert!(r.window_ms() > 5000);
+        r.relax(25_001);
+        assert_eq!(r.window_ms(), 5000);
+    }
+
+    #[test]
+    fn a_little_regret_does_not_move_the_window() {
+        let mut r = Regret::new(5000);
+        r.purged(10_000, 1000);
+        r.asked(20_000, 10, 10_000);
+        assert_eq!(r.window_ms(), 5000);
+    }
+
+    #[test]
+    fn without_a_window_there_is_nothing_to_learn() {
+        let mut r = Regret::new(0);
+        r.purged(10_000, 1000);
+        assert_eq!(r.asked(10_100, 1000, 1000), 1000);
+        assert_eq!(r.window_ms(), 0);
+    }
+}

@@ -1,0 +1,2 @@
+//! What the outside asks for. Decisions only; the page layer acts on them.
+pub(crate) mod pressure;
