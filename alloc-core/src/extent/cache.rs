@@ -50,7 +50,10 @@ impl Run {
 
 /// The free pieces of a heap, and the records of its extents.
 pub(crate) struct Cache {
-    dirty: Tree,
+    /// Dirty pieces freed a moment ago, and the others. The young are taken first, so that a program
+    /// that needs less than it did goes round in few pages, and the others become cold.
+    young: Tree,
+    old: Tree,
     clean: Tree,
     oldest: ExtentId,
     youngest: ExtentId,
@@ -67,7 +70,8 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) const fn new() -> Self {
         Self {
-            dirty: Tree::by_size(),
+            young: Tree::by_size(),
+            old: Tree::by_size(),
             clean: Tree::by_size(),
             oldest: 0,
             youngest: 0,
@@ -161,6 +165,7 @@ impl Cache {
         let e = sp.extents.get(id);
         e.set_state(State::Dirty);
         e.set_stamp_ms(now_ms);
+        e.set_old(false);
         let merge_ms = self.merge_ms;
         self.absorb(sp, id, |n| {
             n.state() == State::Dirty && now_ms.saturating_sub(n.stamp_ms()) <= merge_ms
@@ -186,7 +191,29 @@ impl Cache {
         }
         self.dirty_pages += u64::from(e.pages());
         self.dirty_pieces += 1;
-        self.dirty.insert(&sp.extents, id);
+        self.tree_of(e).insert(&sp.extents, id);
+    }
+
+    /// The tree that a dirty piece is in, or is to be put in.
+    fn tree_of(&mut self, e: &Extent) -> &mut Tree {
+        if e.is_old() { &mut self.old } else { &mut self.young }
+    }
+
+    /// Moves the pieces freed at or before `until_ms` from the young to the old.
+    pub(crate) fn age<O>(&mut self, sp: &Space<O>, until_ms: u64) {
+        let mut id = self.oldest;
+        while id != 0 {
+            let e = sp.extents.get(id);
+            if e.stamp_ms() > until_ms {
+                break;
+            }
+            if !e.is_old() {
+                self.young.remove(&sp.extents, id);
+                e.set_old(true);
+                self.old.insert(&sp.extents, id);
+            }
+            id = e.next();
+        }
     }
 
     /// Merges `id`, which is in no tree, with its neighbours where `fits` says so.
@@ -220,7 +247,7 @@ impl Cache {
             self.clean_pages -= pages;
             return;
         }
-        self.dirty.remove(&sp.extents, id);
+        self.tree_of(e).remove(&sp.extents, id);
         self.dirty_pages -= pages;
         self.dirty_pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
@@ -249,7 +276,8 @@ impl Cache {
         pages: u32,
         align: u32,
     ) -> Option<(ExtentId, u32)> {
-        let found = fit(sp, &self.dirty, pages, align)
+        let found = fit(sp, &self.young, pages, align)
+            .or_else(|| fit(sp, &self.old, pages, align))
             .or_else(|| self.partly_dirty(sp, pages, align))
             .or_else(|| fit(sp, &self.clean, pages, align));
         found.map(|(first, run)| self.cut(sp, first, run))
@@ -264,13 +292,9 @@ impl Cache {
     ) -> Option<(ExtentId, Run)> {
         let mut best: Option<(ExtentId, Run)> = None;
         let mut most = 0;
-        let mut key = u64::MAX;
+        let mut keys = [u64::MAX; 2];
         for _ in 0..LOOKS {
-            let id = self.dirty.below(&sp.extents, key);
-            if id == 0 {
-                break;
-            }
-            key = self.dirty.key_of(&sp.extents, id);
+            let Some(id) = self.next_largest(sp, &mut keys) else { break };
             let piece = sp.extents.get(id);
             if piece.pages() < (pages / 8).max(most) {
                 break;
@@ -289,6 +313,19 @@ impl Cache {
         best
     }
 
+    /// The largest dirty piece below both `keys`, of the young and of the old, which go down with it.
+    fn next_largest<O>(&self, sp: &Space<O>, keys: &mut [u64; 2]) -> Option<ExtentId> {
+        let ids = [(&self.young, keys[0]), (&self.old, keys[1])]
+            .map(|(tree, key)| tree.below(&sp.extents, key));
+        let sizes = ids.map(|id| if id == 0 { 0 } else { sp.extents.get(id).pages() });
+        let (which, tree) = if sizes[0] >= sizes[1] { (0, &self.young) } else { (1, &self.old) };
+        if ids[which] == 0 {
+            return None;
+        }
+        keys[which] = tree.key_of(&sp.extents, ids[which]);
+        Some(ids[which])
+    }
+
     /// Cuts `run` out of the free pieces that cover it, the first of which is `first`. Two records
     /// are reserved. Returns the extent and how many of its pages were clean.
     fn cut<O: Os>(&mut self, sp: &Space<O>, first: ExtentId, run: Run) -> (ExtentId, u32) {
@@ -299,6 +336,7 @@ impl Cache {
         while at < run.end() {
             let e = sp.extents.get(id);
             let (state, stamp, mut after) = (e.state(), e.stamp_ms(), e.prev());
+            let old = e.is_old();
             let piece = Run { start: e.start(), pages: e.pages() };
             if state == State::Clean {
                 clean += piece.end().min(run.end()) - piece.start.max(run.start);
@@ -306,11 +344,11 @@ impl Cache {
             self.unlink(sp, id);
             if piece.start < run.start {
                 let head = Run { start: piece.start, pages: run.start - piece.start };
-                after = self.put_rest(sp, head, state, stamp, after);
+                after = self.put_rest(sp, head, (state, stamp, old), after);
             }
             if piece.end() > run.end() {
                 let tail = Run { start: run.end(), pages: piece.end() - run.end() };
-                self.put_rest(sp, tail, state, stamp, after);
+                self.put_rest(sp, tail, (state, stamp, old), after);
             }
             if taken == 0 {
                 taken = id
@@ -326,17 +364,17 @@ impl Cache {
         (taken, clean)
     }
 
-    /// Puts back what is left of a piece that was cut, with its age. Returns the piece to put the
+    /// Puts back what is left of a piece that was cut, with its state and age. Returns the piece to put the
     /// next one of the same age after.
     fn put_rest<O: Os>(
         &mut self,
         sp: &Space<O>,
         run: Run,
-        state: State,
-        stamp: u64,
+        (state, stamp, old): (State, u64, bool),
         after: ExtentId,
     ) -> ExtentId {
         let id = self.describe(sp, run, state, stamp);
+        sp.extents.get(id).set_old(old);
         if state == State::Clean {
             self.clean_pages += u64::from(run.pages);
             self.clean.insert(&sp.extents, id);

@@ -18,6 +18,8 @@ const MOST_PAGES: usize = 1 << 30;
 const CHUNK_BYTES: (usize, usize) = (2 << 20, 64 << 20);
 /// The tail of a shrunk block goes back at once from this size on, pages.
 const SHRINK_AT_ONCE_PAGES: u32 = 2048;
+/// A dirty piece is young for this part of the window.
+const YOUNG: u64 = 8;
 /// Most pages, and most pieces, that one call purges.
 const PURGE_PAGES: u64 = 8192;
 const PURGE_PIECES: usize = 64;
@@ -479,6 +481,7 @@ impl Inner {
     fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> u64 {
         self.regret.relax(now);
         self.follow_regret();
+        self.cache.age(sp, now.saturating_sub(self.times.window_ms / YOUNG));
         let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else { return 0 };
         let Some(decay_ms) = self.times.decay_ms else { return 0 };
         let peak = self.demand.peak(now);

@@ -141,6 +141,15 @@ impl Extent {
         self.start() + self.pages()
     }
 
+    /// Dirty piece: whether it is among the old ones. (It has no use for a slab's hint.)
+    pub(crate) fn is_old(&self) -> bool {
+        self.hint() != 0
+    }
+
+    pub(crate) fn set_old(&self, old: bool) {
+        self.set_hint(u16::from(old));
+    }
+
     pub(crate) fn is_free(&self) -> bool {
         matches!(self.state(), State::Dirty | State::Clean)
     }

@@ -367,3 +367,21 @@ fn pressure_takes_the_cold_pages_first_and_then_the_warm_ones() {
     assert_eq!((heap.counts().dirty, heap.counts().pressure), (0, 2));
     heap.free(again);
 }
+
+#[test]
+fn pieces_freed_a_moment_ago_are_taken_before_older_ones() {
+    let heap = heap(4096);
+    let os = &heap.space.os;
+    os.advance(100_000);
+    let block = |pages| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    // Walls keep the pieces apart. The old ones fit the later requests exactly, the young one does not.
+    let (old, _wall): (Vec<_>, Vec<_>) = (0..20).map(|_| (block(100), block(1))).unzip();
+    let young = block(4000);
+    old.iter().for_each(|&id| heap.free(id));
+    os.advance(1000);
+    heap.step();
+    heap.free(young);
+    let start = heap.space.extents.get(block(100)).start();
+    let range = heap.space.extents.get(young).start();
+    assert!(start >= range, "page {start} is not of the young piece at {range}");
+}
