@@ -22,9 +22,8 @@ pub(crate) fn counters() -> stats::Counters {
     if !crate::process::ready() {
         return stats::Counters::default();
     }
-    let pages = HEAP.pages.counts();
-    let usage = HEAP.usage();
-    let caches = crate::process::caches();
+    let (pages, usage, caches) =
+        crate::front::at_rest(|| (HEAP.pages.counts(), HEAP.usage(), crate::process::caches()));
     let bytes = |pages: u64| pages << LG_PAGE;
     stats::Counters {
         allocated_bytes: (usage.out_bytes as u64).saturating_sub(caches.bytes),
@@ -52,8 +51,7 @@ pub(crate) fn counters() -> stats::Counters {
     }
 }
 
-/// Bytes that the calling thread has allocated so far, by the sizes of its blocks; what it freed does
-/// not count.
+/// Bytes that the calling thread has asked for so far; what it freed is not taken off.
 #[must_use]
 pub fn thread_allocated() -> u64 {
     crate::front::thread_allocated()

@@ -69,6 +69,8 @@ struct Inner {
     times: Times,
     regret: Regret,
     pressure: Pressure,
+    /// Pages in state `Purging`: neither dirty nor clean yet.
+    purging_pages: u64,
     last_step_ms: u64,
     counts: Counts,
 }
@@ -122,6 +124,7 @@ impl<O: Os> PageHeap<O> {
                 times: Times { window_ms: 5000, decay_ms: Some(2000) },
                 regret: Regret::new(5000),
                 pressure: Pressure::None,
+                purging_pages: 0,
                 last_step_ms: 0,
                 counts: Counts {
                     in_use: 0,
@@ -268,6 +271,7 @@ impl<O: Os> PageHeap<O> {
         e.set_stamp_ms(now);
         let mut batch = Batch::new();
         batch.add(tail, sp.window.address(e.start()), e.pages());
+        inner.purging_pages += batch.pages;
         drop(inner);
         self.purge(&batch);
         drop(purging);
@@ -331,6 +335,7 @@ impl<O: Os> PageHeap<O> {
                 left = left.saturating_sub(u64::from(e.pages()));
                 batch.add(id, sp.window.address(e.start()), e.pages());
             }
+            inner.purging_pages += batch.pages;
             self.hint(&inner);
             drop(inner);
             if batch.len == 0 {
@@ -355,6 +360,7 @@ impl<O: Os> PageHeap<O> {
                 let e = sp.extents.get(id);
                 let pages = u64::from(e.pages());
                 purged += pages;
+                inner.purging_pages -= pages;
                 inner.counts.purged += pages;
                 inner.regret.purged(e.stamp_ms(), pages);
                 inner.cache.put_clean(sp, id);
@@ -363,6 +369,7 @@ impl<O: Os> PageHeap<O> {
             if at < batch.len {
                 inner.counts.purge_failures += 1;
                 let now = sp.os.now_ms();
+                inner.purging_pages -= u64::from(sp.extents.get(batch.ids[at]).pages());
                 inner.cache.put_dirty(sp, batch.ids[at], now);
                 at += 1;
             }
@@ -394,7 +401,7 @@ impl<O: Os> PageHeap<O> {
         Counts {
             in_use: inner.demand.in_use(),
             peak: inner.demand.peak(now),
-            dirty: inner.cache.dirty_pages,
+            dirty: inner.cache.dirty_pages + inner.purging_pages,
             dirty_pieces: inner.cache.dirty_pieces,
             clean: inner.cache.clean_pages,
             mapped: u64::from(sp.window.pages()),

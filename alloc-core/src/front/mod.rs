@@ -13,7 +13,8 @@ mod thread_cache;
 mod tls;
 
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed, compiler_fence};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, compiler_fence};
 
 use self::cpu_cache::CpuCaches;
 use self::room::Backend;
@@ -22,6 +23,7 @@ use self::thread_cache::{ThreadCache, ThreadCaches};
 use self::tls::{Mode, Tls, tls};
 use crate::background;
 use crate::control::options;
+use crate::os::linux;
 use crate::process::{self, HEAP};
 
 static CPU_CACHES: CpuCaches = CpuCaches::new();
@@ -261,6 +263,7 @@ pub(crate) fn active() -> bool {
 /// for, to the arenas. Returns the bytes that the caches still have room for. For the background
 /// thread, which need not have thread-local state.
 pub(crate) fn tend() -> usize {
+    TENDING.fetch_add(1, AcqRel);
     CPU_CACHES.set_budget(options::cpu_cache_bytes());
     let mut batches = 0;
     for class in classes() {
@@ -268,7 +271,26 @@ pub(crate) fn tend() -> usize {
     }
     CPU_CACHES.drain_idle(&Arenas);
     THREAD_CACHES.reap(&Arenas);
+    TENDING.fetch_add(1, AcqRel);
     cache_room_bytes() + batches
+}
+
+/// Counts up when [`tend`] begins and when it ends: odd while blocks are on their way.
+static TENDING: AtomicU32 = AtomicU32::new(0);
+
+/// What `look` sees while [`tend`] moves nothing, as long as it can be had in some tries.
+pub(crate) fn at_rest<T>(mut look: impl FnMut() -> T) -> T {
+    for _ in 0..200 {
+        let before = TENDING.load(Acquire);
+        if before.is_multiple_of(2) {
+            let seen = look();
+            if TENDING.load(Acquire) == before {
+                return seen;
+            }
+        }
+        linux::yield_now();
+    }
+    look()
 }
 
 /// Gives the blocks in all CPU caches and in the caches of dead threads to the arenas; how many.
@@ -316,6 +338,7 @@ pub(crate) fn fork_parent() {
 
 /// After a fork, in the child, after those locks were released.
 pub(crate) fn fork_child() {
+    TENDING.store(0, Release);
     THREAD_CACHES.fork_child(tls().thread_cache.get());
     CPU_CACHES.fork_child();
 }
