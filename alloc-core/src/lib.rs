@@ -42,6 +42,7 @@ pub(crate) mod arena {
 }
 #[cfg(loom)]
 pub(crate) mod front {
+    pub(crate) mod entry;
     pub(crate) mod size_class;
 }
 

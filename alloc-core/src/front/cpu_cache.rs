@@ -1,13 +1,13 @@
 //! The caches of all CPUs.
 //!
-//! A table entry says what a CPU's sections work on: its region, or an empty one that stands for a
-//! state of the CPU and sends every operation to the slow path. Every change of state is one atomic
-//! store to the entry; whoever makes it `Busy` and has fenced after that owns the region alone.
+//! A CPU's sections work on the region that its table entry is; `entry` says how an entry changes
+//! and who owns a region. Here is what that means: where regions come from, and what leaves them.
 
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize};
 
+use super::entry::{EMPTY_BYTES, Owner, Place, State};
 use super::room::{Account, Array, BATCH_MAX, Backend, Layout, slots};
 use super::rseq::{self, BEFORE, Entry, Header, Region};
 use super::size_class::{CLASSES, SizeClass, class_bytes};
@@ -17,36 +17,7 @@ use crate::os::linux;
 /// The slots of a region.
 static LAYOUT: Layout = Layout::new(size_of::<Region>() / 8, slots(1024, 512, 2, 4 << 20));
 
-/// Zero words that serve as empty regions: each reads as "no blocks, no room" for every code, from
-/// the word below it on.
-static EMPTY: [u64; 8 + size_of::<Region>() / 8 + 4] = [0; _];
-
-/// States of a CPU that has no region in the table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-enum State {
-    /// There is no region yet.
-    Absent = 0,
-    /// There is one, but nobody used it for a while. The next operation takes it up again.
-    Parked = 1,
-    /// Somebody owns the region.
-    Busy = 2,
-    /// The region is being made.
-    Creating = 3,
-}
-
-impl State {
-    const fn entry(self) -> *mut Region {
-        (&raw const EMPTY).cast::<u64>().wrapping_add(8 + self as usize).cast_mut().cast()
-    }
-
-    /// The state that an entry stands for; `None`: it is a region.
-    fn of(entry: *mut Region) -> Option<State> {
-        [State::Absent, State::Parked, State::Busy, State::Creating]
-            .into_iter()
-            .find(|s| s.entry() == entry)
-    }
-}
+const _: () = assert!(size_of::<Region>() == EMPTY_BYTES);
 
 /// The table before there is one: for the indices -2 and -1 of threads without a CPU cache.
 static NO_TABLE: [Entry; BEFORE] = [const { AtomicPtr::new(State::Absent.entry()) }; BEFORE];
@@ -71,8 +42,7 @@ pub(crate) struct CpuCaches {
     /// Where the CPU index is in the rseq area.
     index_field: AtomicIsize,
     can_drain: AtomicU32,
-    /// Held by the one that drains or forks.
-    owner_lock: AtomicU32,
+    owner: Owner,
 }
 
 impl CpuCaches {
@@ -85,7 +55,7 @@ impl CpuCaches {
             budget: AtomicUsize::new(8 << 20),
             index_field: AtomicIsize::new(0),
             can_drain: AtomicU32::new(0),
-            owner_lock: AtomicU32::new(0),
+            owner: Owner::new(),
         }
     }
 
@@ -160,26 +130,21 @@ impl CpuCaches {
         rseq::attach(self.index_field.load(Relaxed))
     }
 
-    fn entry(&self, cpu: usize) -> &Entry {
-        assert!(cpu < self.count());
-        // SAFETY: the table has this many entries, and lives for good.
-        unsafe { &*self.table().wrapping_add(BEFORE + cpu) }
-    }
-
     fn cpu(&self, cpu: usize) -> &Cpu {
         assert!(cpu < self.count());
         // SAFETY: as many CPUs as entries, in zeroed memory, for good.
         unsafe { &*self.cpus.load(Relaxed).wrapping_add(cpu) }
     }
 
-    fn region(&self, cpu: usize) -> Option<&Region> {
-        // SAFETY: null, or a region that lives for good.
-        unsafe { self.cpu(cpu).region.load(Acquire).as_ref() }
+    fn place(&self, cpu: usize) -> Place<'_, Region> {
+        let region = &self.cpu(cpu).region;
+        // SAFETY: the table has an entry for each of the CPUs, and lives for good.
+        let entry = unsafe { &*self.table().wrapping_add(BEFORE + cpu) };
+        Place { entry, region }
     }
 
-    /// Moves `cpu` from one entry to another; false if it had left the first.
-    fn transition(&self, cpu: usize, from: *mut Region, to: *mut Region) -> bool {
-        self.entry(cpu).compare_exchange(from, to, AcqRel, Relaxed).is_ok()
+    fn region(&self, cpu: usize) -> Option<&Region> {
+        self.place(cpu).region()
     }
 
     /// The cache of `cpu`, made or taken up again if it has to be; `None` where there is none to
@@ -188,31 +153,8 @@ impl CpuCaches {
         if cpu >= self.count() {
             return None;
         }
-        let entry = self.entry(cpu).load(Acquire);
-        match State::of(entry) {
-            None => {}
-            Some(State::Busy | State::Creating) => return None,
-            Some(State::Absent) if self.region(cpu).is_none() => self.create(backend, cpu)?,
-            Some(State::Absent | State::Parked) => {
-                self.transition(cpu, entry, self.cpu(cpu).region.load(Acquire)).then_some(())?;
-            }
-        }
-        Some(OnCpu { caches: self, cpu, region: self.region(cpu)? })
-    }
-
-    fn create(&self, backend: &impl Backend, cpu: usize) -> Option<()> {
-        self.transition(cpu, State::Absent.entry(), State::Creating.entry()).then_some(())?;
-        let region = backend.map(LAYOUT.bytes).cast::<Region>();
-        // SAFETY: null, or zeroed memory of at least a region's size that nobody else has yet.
-        let made = unsafe { region.as_ref() };
-        if let Some(made) = made {
-            empty_headers(made);
-            // A fork may have taken the entry, and another thread may have made a region since.
-            let _ = self.cpu(cpu).region.compare_exchange(null_mut(), region, AcqRel, Relaxed);
-        }
-        let made = self.cpu(cpu).region.load(Acquire);
-        let entry = if made.is_null() { State::Absent.entry() } else { made };
-        (self.transition(cpu, State::Creating.entry(), entry) && !made.is_null()).then_some(())
+        let region = self.place(cpu).open(|| make_region(backend))?;
+        Some(OnCpu { caches: self, cpu, region })
     }
 
     /// Empties the cache of `cpu`: all its blocks go to the backend, its classes have no room
@@ -221,25 +163,16 @@ impl CpuCaches {
         if !self.can_drain() {
             return None;
         }
-        let _owner = self.lock_owner();
-        let region = self.region(cpu)?;
-        let before = self.entry(cpu).load(Acquire);
-        match State::of(before) {
-            Some(State::Busy | State::Creating | State::Absent) => return None,
-            None | Some(State::Parked) => {}
-        }
-        if !self.transition(cpu, before, State::Busy.entry()) {
-            return None;
-        }
-        if !self.fence(Some(cpu)) {
-            self.entry(cpu).store(before, Release);
-            return None;
-        }
-        // Not simply to 0: a thread may be about to release what it reserved and has no use for.
-        self.cpu(cpu).account.release(room_bytes(region));
-        let drained = take_out(region, backend, cpu);
-        self.entry(cpu).store(State::Parked.entry(), Release);
-        Some(drained)
+        self.place(cpu).drain(
+            &self.owner,
+            || self.fence(Some(cpu)),
+            |region| {
+                // Not simply to 0: a thread may be about to release what it reserved and has no
+                // use for.
+                self.cpu(cpu).account.release(room_bytes(region));
+                take_out(region, backend, cpu)
+            },
+        )
     }
 
     /// Empties the caches of all CPUs; the number of blocks.
@@ -260,21 +193,13 @@ impl CpuCaches {
     pub(crate) fn drain_idle(&self, backend: &impl Backend) -> usize {
         let mut drained = 0;
         for cpu in 0..if self.can_drain() { self.count() } else { 0 } {
-            let Some(region) = self.region(cpu) else {
-                continue;
+            let Cpu { account, digest: last, .. } = self.cpu(cpu);
+            let same = |region: &Region| {
+                let digest = digest(region);
+                last.swap(digest, Relaxed) == digest
             };
-            let entry = self.entry(cpu).load(Acquire);
-            match State::of(entry) {
-                Some(State::Parked) if self.cpu(cpu).account.used() > 0 => {
-                    drained += self.drain(backend, cpu).unwrap_or(0);
-                }
-                Some(_) => {}
-                None => {
-                    let digest = digest(region);
-                    if self.cpu(cpu).digest.swap(digest, Relaxed) == digest {
-                        self.transition(cpu, entry, State::Parked.entry());
-                    }
-                }
+            if self.place(cpu).is_idle(same, || account.used() > 0) {
+                drained += self.drain(backend, cpu).unwrap_or(0);
             }
         }
         drained
@@ -294,25 +219,19 @@ impl CpuCaches {
     /// Before a fork: takes every cache out of use, so that the child's copy of it is whole. Only
     /// [`CpuCaches::fork_parent`] or [`CpuCaches::fork_child`] puts them back.
     pub(crate) fn fork_prepare(&self) {
-        core::mem::forget(self.lock_owner());
+        self.owner.hold();
         while self.initialising.swap(1, Acquire) != 0 {
             linux::yield_now();
         }
-        for cpu in 0..self.count() {
-            self.entry(cpu).store(State::Busy.entry(), Release);
-        }
+        (0..self.count()).for_each(|cpu| self.place(cpu).seize());
         self.fence(None);
     }
 
     /// After a fork, in the parent.
     pub(crate) fn fork_parent(&self) {
-        for cpu in 0..self.count() {
-            let region = self.cpu(cpu).region.load(Acquire);
-            let entry = if region.is_null() { State::Absent.entry() } else { region };
-            self.entry(cpu).store(entry, Release);
-        }
+        (0..self.count()).for_each(|cpu| self.place(cpu).put_back());
         self.initialising.store(0, Release);
-        self.owner_lock.store(0, Release);
+        self.owner.release();
     }
 
     /// After a fork, in the child. Without a fence its copies may be torn: it forgets what is in
@@ -335,21 +254,6 @@ impl CpuCaches {
         // An `mm_cid` does not say which CPU it is on.
         let names_cpu = self.index_field.load(Relaxed) == RseqArea::CPU_ID;
         rseq::fence(cpu.filter(|_| names_cpu))
-    }
-
-    fn lock_owner(&self) -> OwnerLock<'_> {
-        while self.owner_lock.swap(1, Acquire) != 0 {
-            linux::yield_now();
-        }
-        OwnerLock(self)
-    }
-}
-
-struct OwnerLock<'a>(&'a CpuCaches);
-
-impl Drop for OwnerLock<'_> {
-    fn drop(&mut self) {
-        self.0.owner_lock.store(0, Release);
     }
 }
 
@@ -400,6 +304,16 @@ impl Array for OnCpu<'_> {
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
 fn classes() -> impl Iterator<Item = SizeClass> {
     1..=CLASSES as SizeClass
+}
+
+/// Null, or a new region without blocks and without room.
+fn make_region(backend: &impl Backend) -> *mut Region {
+    let region = backend.map(LAYOUT.bytes).cast::<Region>();
+    // SAFETY: null, or zeroed memory of at least a region's size that nobody else has yet.
+    if let Some(region) = unsafe { region.as_ref() } {
+        empty_headers(region);
+    }
+    region
 }
 
 fn empty_headers(region: &Region) {
@@ -786,7 +700,7 @@ mod tests {
         let Some(cpu) = rseq::cpu() else {
             return null_mut();
         };
-        let entry = caches.entry(cpu).load(Acquire);
+        let entry = caches.place(cpu).entry.load(Acquire);
         if State::of(entry).is_some() {
             return null_mut();
         }

@@ -6,6 +6,7 @@
 //! touches thread-local state: the functions for a background thread and for statistics don't.
 
 mod cpu_cache;
+mod entry;
 mod room;
 mod rseq;
 pub(crate) mod size_class;

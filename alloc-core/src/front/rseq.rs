@@ -3,7 +3,7 @@
 //! A section reads the CPU index, works on that CPU's [`Region`] and commits by its last store. The
 //! kernel sends a thread that is preempted, migrated or signalled in between back to the start, so
 //! whatever it read or wrote before counts for nothing. A region can't change under a section:
-//! others take it away by its table entry and a fence (see `cpu_cache`).
+//! others take it away by its table entry and a fence (see `entry`).
 //!
 //! A thread that isn't registered has CPU index -1, whose table entry is an empty region: it pops
 //! null and pushes nothing, without a test of its own on the fast path.
