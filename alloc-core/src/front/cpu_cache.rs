@@ -182,7 +182,7 @@ impl CpuCaches {
 
     /// Whether some CPU's cache was used since [`CpuCaches::drain_idle`] parked it, or is new.
     pub(crate) fn any_used(&self) -> bool {
-        (0..self.count()).any(|cpu| State::of(self.entry(cpu).load(Relaxed)).is_none())
+        (0..self.count()).any(|cpu| self.place(cpu).is_open())
     }
 
     /// Empties the caches of the CPUs on which nothing happened since the last two calls; the
