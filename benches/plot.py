@@ -14,7 +14,7 @@ BAR, GAP, LABEL, WIDTH, PANEL = 20, 8, 150, 230, 470
 
 def rows(name):
     with open(RESULTS / name, newline="") as f:
-        return list(csv.DictReader(f))
+        return list(csv.DictReader(line for line in f if not line.startswith("#")))
 
 
 def times():
