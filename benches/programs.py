@@ -25,7 +25,7 @@ def clean_env():
 
 
 def quiet(argv, **more):
-    """Runs a helper command outside of the measurement, on the system's own allocator."""
+    """Runs a command outside of the measurement, on the system's own allocator."""
     try:
         r = subprocess.run([str(a) for a in argv], env=clean_env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **{"timeout": 300, **more})
     except subprocess.TimeoutExpired as e:
