@@ -4,7 +4,7 @@ use super::base::Table;
 use super::cache::{Cache, Run, Space};
 use super::page_map::{LG_PAGE, PAGE, Window};
 use super::{ExtentId, Extents, State};
-use crate::heat::decay::{self, Sight, Times};
+use crate::heat::decay::{Decay, Sight, Times};
 use crate::heat::demand::Demand;
 use crate::heat::regret::Regret;
 use crate::os::{Errno, Os, Range};
@@ -67,6 +67,7 @@ struct Inner {
     cache: Cache,
     demand: Demand,
     times: Times,
+    decay: Decay,
     regret: Regret,
     pressure: Pressure,
     /// Pages in state `Purging`: neither dirty nor clean yet.
@@ -122,6 +123,7 @@ impl<O: Os> PageHeap<O> {
                 cache: Cache::new(),
                 demand: Demand::new(5000),
                 times: Times { window_ms: 5000, decay_ms: Some(2000) },
+                decay: Decay::new(),
                 regret: Regret::new(5000),
                 pressure: Pressure::None,
                 purging_pages: 0,
@@ -162,7 +164,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         inner.regret.set_base_ms(times.window_ms);
         inner.times.decay_ms = times.decay_ms;
-        inner.follow_regret();
+        inner.follow_regret(self.space.os.now_ms());
     }
 
     /// The number of unit pages that `bytes` need, a multiple of the kernel's page.
@@ -322,8 +324,7 @@ impl<O: Os> PageHeap<O> {
     /// meanwhile. Returns how many pages were given back. The caller holds `purging`.
     fn purge_oldest(&self, pages: u64) -> u64 {
         let sp = &self.space;
-        let unit = (sp.os.page_size() >> LG_PAGE).max(1) as u64;
-        let (mut left, mut purged) = (pages.next_multiple_of(unit), 0);
+        let (mut left, mut purged) = (pages.next_multiple_of(unit_pages(sp)), 0);
         while left > 0 {
             let mut batch = Batch::new();
             let mut inner = self.inner.lock();
@@ -436,15 +437,15 @@ impl Inner {
         self.demand.add(now, u64::from(pages));
         self.regret.active(now);
         if clean > 0 && self.regret.asked(now, u64::from(clean), self.demand.in_use()) > 0 {
-            self.follow_regret();
+            self.follow_regret(now);
         }
     }
 
     /// Puts the window in force where it counts.
-    fn follow_regret(&mut self) {
+    fn follow_regret(&mut self, now: u64) {
         let window_ms = self.regret.window_ms();
         self.times.window_ms = window_ms;
-        self.demand.set_window_ms(window_ms);
+        self.demand.set_window_ms(now, window_ms);
         self.cache.merge_ms = window_ms / 16;
     }
 
@@ -487,17 +488,14 @@ impl Inner {
     /// Pages to purge now.
     fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> u64 {
         self.regret.relax(now);
-        self.follow_regret();
-        self.cache.age(sp, now.saturating_sub(self.times.window_ms / YOUNG));
+        self.follow_regret(now);
+        if self.times.decay_ms.is_some() {
+            self.cache.age(sp, now.saturating_sub(self.times.window_ms / YOUNG));
+        }
         let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else { return 0 };
-        let Some(decay_ms) = self.times.decay_ms else { return 0 };
         let peak = self.demand.peak(now);
         let dirty = self.cache.dirty_pages;
         let aged = match now.checked_sub(self.times.window_ms) {
-            Some(until) => self.cache.pages_until(sp, until, dirty),
-            None => 0,
-        };
-        let overdue = match now.checked_sub(self.times.window_ms + decay_ms) {
             Some(until) => self.cache.pages_until(sp, until, dirty),
             None => 0,
         };
@@ -505,12 +503,12 @@ impl Inner {
             dirty,
             warm: peak - self.demand.in_use(),
             aged,
-            overdue,
             oldest_ms,
+            unit: unit_pages(sp),
             now_ms: now,
             last_ms: self.last_step_ms,
         };
-        decay::budget(self.times, sight)
+        self.decay.budget(self.times, sight)
     }
 
     /// How long until something may be due, milliseconds.
@@ -527,6 +525,11 @@ impl Inner {
         let all_warm = self.cache.dirty_pages <= self.demand.peak(now) - self.demand.in_use();
         Some(if all_warm { self.times.window_ms.clamp(STEP_MS, REST_MS) / 2 } else { STEP_MS })
     }
+}
+
+/// Unit pages of one page of the kernel's.
+fn unit_pages<O: Os>(sp: &Space<O>) -> u64 {
+    (sp.os.page_size() >> LG_PAGE).max(1) as u64
 }
 
 /// Maps `bytes` (a multiple of the kernel's page) above the window's limit. Returns the new pages, and
