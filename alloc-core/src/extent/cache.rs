@@ -296,11 +296,12 @@ impl Cache {
         for _ in 0..LOOKS {
             let Some(id) = self.next_largest(sp, &mut keys) else { break };
             let piece = sp.extents.get(id);
-            if piece.pages() < (pages / 8).max(most) {
+            if piece.pages() < pages / 8 || most == pages {
                 break;
             }
-            let around = free_run_around(sp, piece);
-            if let Some(start) = place_in(sp, around, piece, pages, align) {
+            let around = run_around(sp, piece, Extent::is_free);
+            let warm = run_around(sp, piece, |e| e.state() == State::Dirty);
+            for start in places_in(sp, around, warm, pages, align).into_iter().flatten() {
                 let run = Run { start, pages };
                 let first = piece_holding(sp, id, start);
                 let dirty = dirty_in(sp, first, run);
@@ -517,19 +518,19 @@ fn align_up<O>(sp: &Space<O>, page: u32, align: u32) -> Option<u32> {
     u32::try_from(aligned).ok()
 }
 
-/// The run of free pieces that `piece` is part of.
-fn free_run_around<O>(sp: &Space<O>, piece: &Extent) -> Run {
+/// The run of pieces that `piece` is part of and that all are as `fits` says.
+fn run_around<O>(sp: &Space<O>, piece: &Extent, fits: impl Fn(&Extent) -> bool) -> Run {
     let (mut start, mut end) = (piece.start(), piece.end());
     for _ in 0..RUN_PIECES / 2 {
         let left = left_of(sp, start);
-        if left == 0 || !sp.extents.get(left).is_free() {
+        if left == 0 || !fits(sp.extents.get(left)) {
             break;
         }
         start = sp.extents.get(left).start();
     }
     for _ in 0..RUN_PIECES / 2 {
         let right = right_of(sp, end);
-        if right == 0 || !sp.extents.get(right).is_free() {
+        if right == 0 || !fits(sp.extents.get(right)) {
             break;
         }
         end = sp.extents.get(right).end();
@@ -537,15 +538,18 @@ fn free_run_around<O>(sp: &Space<O>, piece: &Extent) -> Run {
     Run { start, pages: end - start }
 }
 
-/// Where in `around` to put `pages` pages so that they hold as much of `piece` as possible.
-fn place_in<O>(sp: &Space<O>, around: Run, piece: &Extent, pages: u32, align: u32) -> Option<u32> {
+/// Where in the free run `around` to put `pages` pages so that they hold as much of its dirty part
+/// `warm` as possible: from its start on, or up to its end.
+fn places_in<O>(sp: &Space<O>, around: Run, warm: Run, pages: u32, align: u32) -> [Option<u32>; 2] {
     if around.pages < pages {
-        return None;
+        return [None; 2];
     }
     let latest = around.end() - pages;
-    let wanted = piece.start().min(latest).max(around.start);
-    let start = align_up(sp, wanted, align).filter(|&s| s <= latest);
-    start.or_else(|| align_up(sp, around.start, align).filter(|&s| s <= latest))
+    [warm.start, warm.end().saturating_sub(pages)].map(|wanted| {
+        let wanted = wanted.min(latest).max(around.start);
+        let start = align_up(sp, wanted, align).filter(|&s| s <= latest);
+        start.or_else(|| align_up(sp, around.start, align).filter(|&s| s <= latest))
+    })
 }
 
 /// Dirty pages of `run`, which free pieces cover, `first` being the first.
