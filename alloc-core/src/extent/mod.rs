@@ -8,6 +8,8 @@
 pub(crate) mod base;
 pub(crate) mod cache;
 pub(crate) mod heap;
+#[cfg(test)]
+mod invariants;
 pub(crate) mod page_map;
 #[cfg(test)]
 mod tests;

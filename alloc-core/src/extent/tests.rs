@@ -13,7 +13,7 @@ use crate::os::Os;
 use crate::os::fake::{Call, FakeKernel};
 use crate::policy::pressure::Pressure;
 
-fn heap(page_size: usize) -> PageHeap<FakeKernel> {
+pub(super) fn heap(page_size: usize) -> PageHeap<FakeKernel> {
     let heap = PageHeap::new(FakeKernel::new(page_size));
     heap.init(random()).unwrap();
     heap
