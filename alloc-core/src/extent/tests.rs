@@ -385,3 +385,29 @@ fn pieces_freed_a_moment_ago_are_taken_before_older_ones() {
     let range = heap.space.extents.get(young).start();
     assert!(start >= range, "page {start} is not of the young piece at {range}");
 }
+
+#[test]
+fn dirty_pieces_beside_each_other_are_taken_before_clean_pages() {
+    let heap = heap(4096);
+    let os = &heap.space.os;
+    os.advance(100_000);
+    heap.set_times(Times { window_ms: 20_000, decay_ms: Some(2000) });
+    let block = |pages| heap.alloc(pages, PAGE, State::Large, 0).unwrap();
+    // Pieces of different ages: two, then six pages; five; eight single pages. Clean pages after each.
+    let pieces: [&[u32]; 3] = [&[2, 6], &[5], &[1; 8]];
+    let (mut dirty, mut clean) = (Vec::new(), Vec::new());
+    for sizes in pieces {
+        dirty.extend(sizes.iter().map(|&pages| block(pages).id));
+        clean.push(block(64).id);
+        let _wall = block(1);
+    }
+    clean.into_iter().for_each(|id| heap.free(id));
+    heap.trim();
+    for id in dirty {
+        heap.free(id);
+        os.advance(1500);
+    }
+    assert_eq!(heap.counts().dirty, 8 + 5 + 8);
+    let blocks = [block(8), block(8)];
+    assert_eq!(heap.counts().dirty, 5, "{blocks:?}");
+}
