@@ -234,8 +234,17 @@ impl Sim {
                     self.purged(By::Request);
                 }
                 Op::Relieve(pressure) => {
+                    let (held, peak) = (self.in_use + self.dirty, self.peak());
                     self.heap.relieve(pressure);
                     self.purged(By::Request);
+                    let kept = match pressure {
+                        Pressure::None => held,
+                        Pressure::Cold => held.min(peak),
+                        Pressure::Warm => self.in_use,
+                    };
+                    assert!(self.in_use + self.dirty >= kept, "{pressure:?} took too much");
+                    assert!(pressure != Pressure::Warm || self.dirty == 0);
+                    assert_eq!(self.heap.counts().pressure, pressure as u64);
                 }
             }
         }
