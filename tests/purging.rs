@@ -269,9 +269,9 @@ fn refused(case: &str) {
     std::thread::sleep(ms(1000));
     let (took, stats) = (cpu_time() - before, snapshot());
     assert!(kept.iter().all(Block::is_as_written));
-    // Each piece is tried once a window; there are 60 of them and 40 windows.
+    // A piece that was refused is as one just freed: it is tried again when it has aged anew.
     assert!(stats.purge_failures > 0, "nothing was refused");
-    assert!(stats.purge_failures < 5000, "{} refusals", stats.purge_failures);
+    assert!(stats.purge_failures < 1000, "{} refusals", stats.purge_failures);
     assert_eq!(stats.purged_bytes, 0);
     assert!(took < ms(1000), "{took:?} of processor time in 4 s");
     api::trim();

@@ -492,7 +492,10 @@ impl Inner {
         if self.times.decay_ms.is_some() {
             self.cache.age(sp, now.saturating_sub(self.times.window_ms / YOUNG));
         }
-        let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else { return 0 };
+        let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else {
+            self.decay = Decay::new();
+            return 0;
+        };
         let peak = self.demand.peak(now);
         let dirty = self.cache.dirty_pages;
         let aged = match now.checked_sub(self.times.window_ms) {

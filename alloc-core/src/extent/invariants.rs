@@ -352,9 +352,9 @@ proptest! {
                 }
                 purged += pages;
                 dirty = dirty.max(most_within(&sim.dirty_log, from, until));
-                let even = dirty * (until - from) / decay_ms;
+                let least = (page / PAGE) as u64;
                 prop_assert!(
-                    purged <= 2 * even + (page / PAGE) as u64,
+                    purged.saturating_sub(least) * decay_ms <= 2 * dirty * (until - from),
                     "{} of {} pages went from {} until {} ms", purged, dirty, from, until
                 );
             }
