@@ -1,19 +1,20 @@
 //! Free pieces: the dirty ones, which are reused first because they are warm, and the clean ones.
 //! A dirty piece has one age; pieces of different ages are not merged, so that a young neighbour
-//! does not keep a cold piece from being purged. Contiguity isn't lost by that: where no single
-//! piece fits, a run of adjoining free pieces is taken together.
-use super::tree::Tree;
+//! does not keep a cold piece from being purged. A request takes the lowest run of dirty pieces that
+//! fits, whatever their ages, else the lowest run of free ones and in it the place with the most dirty
+//! pages.
+use super::free_tree::{FreeTree, Kind};
 use super::{Extent, ExtentId, Extents, State};
 use crate::arena::slab::Bits;
 use crate::extent::base::Table;
 use crate::extent::page_map::Window;
 use crate::os::{Errno, Os};
 
-/// How many candidates an aligned or assembled request looks at before it takes the simple way.
+/// How many runs an aligned request looks at before it asks for one that fits however it lies.
 const LOOKS: usize = 24;
 /// The smallest slab, pages.
 const LEAST_SLAB_PAGES: usize = 4;
-/// Longest run of adjoining pieces that one request takes together.
+/// How many pieces of a run are looked at for its dirtiest place.
 const RUN_PIECES: usize = 64;
 
 /// The parts of a heap that its lock does not cover.
@@ -43,18 +44,14 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    fn end(self) -> u32 {
+    pub(crate) fn end(self) -> u32 {
         self.start + self.pages
     }
 }
 
 /// The free pieces of a heap, and the records of its extents.
 pub(crate) struct Cache {
-    /// Dirty pieces freed a moment ago, and the others. The young are taken first, so that a program
-    /// that needs less than it did goes round in few pages, and the others become cold.
-    young: Tree,
-    old: Tree,
-    clean: Tree,
+    free: FreeTree,
     oldest: ExtentId,
     youngest: ExtentId,
     pub(crate) dirty_pages: u64,
@@ -70,9 +67,7 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) const fn new() -> Self {
         Self {
-            young: Tree::by_size(),
-            old: Tree::by_size(),
-            clean: Tree::by_size(),
+            free: FreeTree::new(),
             oldest: 0,
             youngest: 0,
             dirty_pages: 0,
@@ -157,7 +152,7 @@ impl Cache {
         sp.extents.get(id).set_state(State::Clean);
         self.absorb(sp, id, |e| e.state() == State::Clean);
         self.clean_pages += u64::from(sp.extents.get(id).pages());
-        self.clean.insert(&sp.extents, id);
+        self.free.insert(&sp.extents, id);
     }
 
     /// Makes `id` a dirty piece freed at `now_ms`, coalesced with neighbours of about that age.
@@ -165,7 +160,6 @@ impl Cache {
         let e = sp.extents.get(id);
         e.set_state(State::Dirty);
         e.set_stamp_ms(now_ms);
-        e.set_old(false);
         let merge_ms = self.merge_ms;
         self.absorb(sp, id, |n| {
             n.state() == State::Dirty && now_ms.saturating_sub(n.stamp_ms()) <= merge_ms
@@ -191,29 +185,7 @@ impl Cache {
         }
         self.dirty_pages += u64::from(e.pages());
         self.dirty_pieces += 1;
-        self.tree_of(e).insert(&sp.extents, id);
-    }
-
-    /// The tree that a dirty piece is in, or is to be put in.
-    fn tree_of(&mut self, e: &Extent) -> &mut Tree {
-        if e.is_old() { &mut self.old } else { &mut self.young }
-    }
-
-    /// Moves the pieces freed at or before `until_ms` from the young to the old.
-    pub(crate) fn age<O>(&mut self, sp: &Space<O>, until_ms: u64) {
-        let mut id = self.oldest;
-        while id != 0 {
-            let e = sp.extents.get(id);
-            if e.stamp_ms() > until_ms {
-                break;
-            }
-            if !e.is_old() {
-                self.young.remove(&sp.extents, id);
-                e.set_old(true);
-                self.old.insert(&sp.extents, id);
-            }
-            id = e.next();
-        }
+        self.free.insert(&sp.extents, id);
     }
 
     /// Merges `id`, which is in no tree, with its neighbours where `fits` says so.
@@ -242,12 +214,11 @@ impl Cache {
     fn unlink<O>(&mut self, sp: &Space<O>, id: ExtentId) {
         let e = sp.extents.get(id);
         let pages = u64::from(e.pages());
+        self.free.remove(&sp.extents, id);
         if e.state() == State::Clean {
-            self.clean.remove(&sp.extents, id);
             self.clean_pages -= pages;
             return;
         }
-        self.tree_of(e).remove(&sp.extents, id);
         self.dirty_pages -= pages;
         self.dirty_pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
@@ -267,63 +238,43 @@ impl Cache {
 
     // Taking pieces out.
 
-    /// Takes `pages` pages whose start is a multiple of `align` pages from the free pieces: the best
-    /// fitting dirty piece, else a run that is at least partly dirty, else the best clean piece.
-    /// Two records are reserved. Returns the extent and how many of its pages were clean.
+    /// Takes `pages` pages whose start is a multiple of `align` pages from the free pieces. Two
+    /// records are reserved. Returns the extent and how many of its pages were clean.
     pub(crate) fn take<O: Os>(
         &mut self,
         sp: &Space<O>,
         pages: u32,
         align: u32,
     ) -> Option<(ExtentId, u32)> {
-        let found = fit(sp, &self.young, pages, align)
-            .or_else(|| fit(sp, &self.old, pages, align))
-            .or_else(|| self.partly_dirty(sp, pages, align))
-            .or_else(|| fit(sp, &self.clean, pages, align));
-        found.map(|(first, run)| self.cut(sp, first, run))
+        let (first, start) = match self.fit(sp, Kind::Dirty, pages, align) {
+            Some(found) => found,
+            None => {
+                let (first, start) = self.fit(sp, Kind::Free, pages, align)?;
+                (first, dirtiest(sp, first, Run { start, pages }, align))
+            }
+        };
+        Some(self.cut(sp, piece_holding(sp, first, start), Run { start, pages }))
     }
 
-    /// The run with the most dirty pages among those around the largest dirty pieces.
-    fn partly_dirty<O: Os>(
-        &self,
-        sp: &Space<O>,
-        pages: u32,
-        align: u32,
-    ) -> Option<(ExtentId, Run)> {
-        let mut best: Option<(ExtentId, Run)> = None;
-        let mut most = 0;
-        let mut keys = [u64::MAX; 2];
-        for _ in 0..LOOKS {
-            let Some(id) = self.next_largest(sp, &mut keys) else { break };
-            let piece = sp.extents.get(id);
-            if piece.pages() < (pages / 8).max(most) {
-                break;
-            }
-            let around = free_run_around(sp, piece);
-            if let Some(start) = place_in(sp, around, piece, pages, align) {
-                let run = Run { start, pages };
-                let first = piece_holding(sp, id, start);
-                let dirty = dirty_in(sp, first, run);
-                if dirty > most {
-                    most = dirty;
-                    best = Some((first, run));
-                }
+    /// The lowest run of `kind` that holds `pages` pages at `align`: its first piece, and the page
+    /// where they start.
+    fn fit<O>(&self, sp: &Space<O>, kind: Kind, pages: u32, align: u32) -> Option<(ExtentId, u32)> {
+        let mut from = 0;
+        for look in 0..=LOOKS {
+            let sure = if look < LOOKS { pages } else { pages.checked_add(align - 1)? };
+            let run = self.free.lowest(&sp.extents, kind, sure, from)?;
+            let start = align_up(sp, run.start, align)?;
+            from = run_end(sp, kind, run, start + pages);
+            if start + pages <= from {
+                return Some((sp.window.owner(run.start), start));
             }
         }
-        best
+        None
     }
 
-    /// The largest dirty piece below both `keys`, of the young and of the old, which go down with it.
-    fn next_largest<O>(&self, sp: &Space<O>, keys: &mut [u64; 2]) -> Option<ExtentId> {
-        let ids = [(&self.young, keys[0]), (&self.old, keys[1])]
-            .map(|(tree, key)| tree.below(&sp.extents, key));
-        let sizes = ids.map(|id| if id == 0 { 0 } else { sp.extents.get(id).pages() });
-        let (which, tree) = if sizes[0] >= sizes[1] { (0, &self.young) } else { (1, &self.old) };
-        if ids[which] == 0 {
-            return None;
-        }
-        keys[which] = tree.key_of(&sp.extents, ids[which]);
-        Some(ids[which])
+    /// Length of the run of free pieces that ends at page `end`, pages.
+    pub(crate) fn trail<O>(&self, sp: &Space<O>, end: u32) -> u32 {
+        self.free.trail(&sp.extents, end)
     }
 
     /// Cuts `run` out of the free pieces that cover it, the first of which is `first`. Two records
@@ -336,7 +287,6 @@ impl Cache {
         while at < run.end() {
             let e = sp.extents.get(id);
             let (state, stamp, mut after) = (e.state(), e.stamp_ms(), e.prev());
-            let old = e.is_old();
             let piece = Run { start: e.start(), pages: e.pages() };
             if state == State::Clean {
                 clean += piece.end().min(run.end()) - piece.start.max(run.start);
@@ -344,11 +294,11 @@ impl Cache {
             self.unlink(sp, id);
             if piece.start < run.start {
                 let head = Run { start: piece.start, pages: run.start - piece.start };
-                after = self.put_rest(sp, head, (state, stamp, old), after);
+                after = self.put_rest(sp, head, (state, stamp), after);
             }
             if piece.end() > run.end() {
                 let tail = Run { start: run.end(), pages: piece.end() - run.end() };
-                self.put_rest(sp, tail, (state, stamp, old), after);
+                self.put_rest(sp, tail, (state, stamp), after);
             }
             if taken == 0 {
                 taken = id
@@ -370,14 +320,13 @@ impl Cache {
         &mut self,
         sp: &Space<O>,
         run: Run,
-        (state, stamp, old): (State, u64, bool),
+        (state, stamp): (State, u64),
         after: ExtentId,
     ) -> ExtentId {
         let id = self.describe(sp, run, state, stamp);
-        sp.extents.get(id).set_old(old);
         if state == State::Clean {
             self.clean_pages += u64::from(run.pages);
-            self.clean.insert(&sp.extents, id);
+            self.free.insert(&sp.extents, id);
             return after;
         }
         self.link_dirty(sp, id, after);
@@ -474,40 +423,12 @@ fn right_of<O>(sp: &Space<O>, end: u32) -> ExtentId {
     if end >= sp.window.pages() { 0 } else { sp.window.owner(end) }
 }
 
-/// The piece among `from` and the free pieces adjoining it that holds `page`.
-fn piece_holding<O>(sp: &Space<O>, from: ExtentId, page: u32) -> ExtentId {
-    let mut id = from;
-    while sp.extents.get(id).start() > page {
-        id = left_of(sp, sp.extents.get(id).start());
-    }
+/// The piece that holds `page`, among `id` and those above it, which adjoin.
+fn piece_holding<O>(sp: &Space<O>, mut id: ExtentId, page: u32) -> ExtentId {
     while sp.extents.get(id).end() <= page {
         id = right_of(sp, sp.extents.get(id).end());
     }
     id
-}
-
-/// The best fitting piece of `tree`, and the run to take from it.
-fn fit<O: Os>(sp: &Space<O>, tree: &Tree, pages: u32, align: u32) -> Option<(ExtentId, Run)> {
-    let mut id = tree.at_least(&sp.extents, u64::from(pages) << 32);
-    for _ in 0..LOOKS {
-        if id == 0 {
-            return None;
-        }
-        let e = sp.extents.get(id);
-        if let Some(start) = align_up(sp, e.start(), align)
-            && start + pages <= e.end()
-        {
-            return Some((id, Run { start, pages }));
-        }
-        id = tree.at_least(&sp.extents, tree.key_after(&sp.extents, id));
-    }
-    let sure = u64::from(pages) + u64::from(align) - 1;
-    let id = tree.at_least(&sp.extents, sure << 32);
-    if id == 0 {
-        return None;
-    }
-    let start = align_up(sp, sp.extents.get(id).start(), align)?;
-    Some((id, Run { start, pages }))
 }
 
 /// The first page at or after `page` whose address is a multiple of `align` pages.
@@ -517,50 +438,54 @@ fn align_up<O>(sp: &Space<O>, page: u32, align: u32) -> Option<u32> {
     u32::try_from(aligned).ok()
 }
 
-/// The run of free pieces that `piece` is part of.
-fn free_run_around<O>(sp: &Space<O>, piece: &Extent) -> Run {
-    let (mut start, mut end) = (piece.start(), piece.end());
-    for _ in 0..RUN_PIECES / 2 {
-        let left = left_of(sp, start);
-        if left == 0 || !sp.extents.get(left).is_free() {
+/// Where `run`, which may go on, ends; no more than `enough` has to be known.
+fn run_end<O>(sp: &Space<O>, kind: Kind, run: Run, enough: u32) -> u32 {
+    let mut end = run.end();
+    while end < enough {
+        let next = right_of(sp, end);
+        let goes_on = next != 0
+            && match sp.extents.get(next).state() {
+                State::Dirty => true,
+                State::Clean => kind == Kind::Free,
+                _ => false,
+            };
+        if !goes_on {
             break;
         }
-        start = sp.extents.get(left).start();
+        end = sp.extents.get(next).end();
     }
-    for _ in 0..RUN_PIECES / 2 {
-        let right = right_of(sp, end);
-        if right == 0 || !sp.extents.get(right).is_free() {
-            break;
-        }
-        end = sp.extents.get(right).end();
-    }
-    Run { start, pages: end - start }
+    end
 }
 
-/// Where in `around` to put `pages` pages so that they hold as much of `piece` as possible.
-fn place_in<O>(sp: &Space<O>, around: Run, piece: &Extent, pages: u32, align: u32) -> Option<u32> {
-    if around.pages < pages {
-        return None;
-    }
-    let latest = around.end() - pages;
-    let wanted = piece.start().min(latest).max(around.start);
-    let start = align_up(sp, wanted, align).filter(|&s| s <= latest);
-    start.or_else(|| align_up(sp, around.start, align).filter(|&s| s <= latest))
-}
-
-/// Dirty pages of `run`, which free pieces cover, `first` being the first.
-fn dirty_in<O>(sp: &Space<O>, first: ExtentId, run: Run) -> u32 {
-    let mut dirty = 0;
-    let mut id = first;
-    while id != 0 {
+/// The start that gives `lowest`, the lowest place in the run of free pieces from `first` on, the most
+/// dirty pages.
+fn dirtiest<O>(sp: &Space<O>, first: ExtentId, lowest: Run, align: u32) -> u32 {
+    let mut dirty = [Run { start: 0, pages: 0 }; RUN_PIECES];
+    let (mut len, mut end, mut id) = (0, 0, first);
+    while len < RUN_PIECES && id != 0 && sp.extents.get(id).is_free() {
         let e = sp.extents.get(id);
-        if e.start() >= run.end() {
-            break;
-        }
+        end = e.end();
         if e.state() == State::Dirty {
-            dirty += e.end().min(run.end()) - e.start().max(run.start);
+            dirty[len] = Run { start: e.start(), pages: e.pages() };
+            len += 1;
         }
-        id = right_of(sp, e.end());
+        id = right_of(sp, end);
     }
-    dirty
+    let dirty = &dirty[..len];
+    let pages_in = |start: u32| -> u32 {
+        let overlap =
+            |d: &Run| d.end().min(start + lowest.pages).saturating_sub(d.start.max(start));
+        dirty.iter().map(overlap).sum()
+    };
+    let Some(latest) = end.checked_sub(lowest.pages) else { return lowest.start };
+    let (mut best, mut most) = (lowest.start, pages_in(lowest.start));
+    for d in dirty {
+        let wanted = align_up(sp, d.start.min(latest), align);
+        if let Some(start) = wanted.filter(|&start| start >= lowest.start && start <= latest)
+            && pages_in(start) > most
+        {
+            (best, most) = (start, pages_in(start));
+        }
+    }
+    best
 }

@@ -18,8 +18,6 @@ const MOST_PAGES: usize = 1 << 30;
 const CHUNK_BYTES: (usize, usize) = (2 << 20, 64 << 20);
 /// The tail of a shrunk block goes back at once from this size on, pages.
 const SHRINK_AT_ONCE_PAGES: u32 = 2048;
-/// A dirty piece is young for this part of the window.
-const YOUNG: u64 = 8;
 /// Most pages, and most pieces, that one call purges.
 const PURGE_PAGES: u64 = 8192;
 const PURGE_PIECES: usize = 64;
@@ -153,7 +151,7 @@ impl<O: Os> PageHeap<O> {
         let sp = &self.space;
         sp.window.place(&sp.os, random, |start, records, bitmaps| {
             sp.extents.place(start, records);
-            sp.bits.place(start + records, bitmaps);
+            sp.bits.place(start + 2 * records, bitmaps);
         })
     }
 
@@ -455,23 +453,14 @@ impl Inner {
 
     /// Whether only free pieces lie between page `end` and the window's end.
     fn reaches_end<O: Os>(&self, sp: &Space<O>, end: u32) -> bool {
-        if end >= sp.window.pages() {
-            return true;
-        }
-        let e = sp.extents.get(sp.window.owner(end));
-        e.is_free() && e.end() >= sp.window.pages()
+        let limit = sp.window.pages();
+        limit - end <= self.cache.trail(sp, limit)
     }
 
     /// Grows the window so that `pages` pages at `align` fit at its end.
     fn grow<O: Os>(&mut self, sp: &Space<O>, pages: u32, align: u32) -> Result<(), Errno> {
         let end = sp.window.pages();
-        let mut start = end;
-        if end > 0 {
-            let last = sp.extents.get(sp.window.owner(end - 1));
-            if last.state() == State::Clean {
-                start = last.start();
-            }
-        }
+        let start = end - self.cache.trail(sp, end);
         let room = u64::from(pages) + u64::from(align) - 1;
         let need = (u64::from(start) + room).saturating_sub(u64::from(end));
         #[allow(clippy::cast_possible_truncation, reason = "64-bit only")]
@@ -488,7 +477,6 @@ impl Inner {
     fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> u64 {
         self.regret.relax(now);
         self.follow_regret();
-        self.cache.age(sp, now.saturating_sub(self.times.window_ms / YOUNG));
         let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else { return 0 };
         let Some(decay_ms) = self.times.decay_ms else { return 0 };
         let peak = self.demand.peak(now);

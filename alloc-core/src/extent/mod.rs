@@ -7,6 +7,7 @@
 //! the trees of `cache`.
 pub(crate) mod base;
 pub(crate) mod cache;
+pub(crate) mod free_tree;
 pub(crate) mod heap;
 pub(crate) mod page_map;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod tests;
 pub(crate) mod tree;
 
 use crate::extent::base::Table;
+use crate::extent::free_tree::Node;
 use crate::os::{Errno, Os};
 use crate::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -141,34 +143,31 @@ impl Extent {
         self.start() + self.pages()
     }
 
-    /// Dirty piece: whether it is among the old ones. (It has no use for a slab's hint.)
-    pub(crate) fn is_old(&self) -> bool {
-        self.hint() != 0
-    }
-
-    pub(crate) fn set_old(&self, old: bool) {
-        self.set_hint(u16::from(old));
-    }
-
     pub(crate) fn is_free(&self) -> bool {
         matches!(self.state(), State::Dirty | State::Clean)
     }
 }
 
-/// All records.
-pub(crate) struct Extents(Table<Extent>);
+/// All records, and the nodes that free pieces have in their tree, under the same index.
+pub(crate) struct Extents {
+    records: Table<Extent>,
+    nodes: Table<Node>,
+}
 
 impl Extents {
     pub(crate) const fn new() -> Self {
-        Self(Table::new())
+        Self { records: Table::new(), nodes: Table::new() }
     }
 
+    /// Gives both tables their place: `bytes` each, one after the other.
     pub(crate) fn place(&self, start: usize, bytes: usize) {
-        self.0.place(start, bytes);
+        self.records.place(start, bytes);
+        self.nodes.place(start + bytes, bytes);
     }
 
     pub(crate) fn ensure(&self, os: &impl Os, len: u32) -> Result<(), Errno> {
-        self.0.ensure(os, len as usize)
+        self.records.ensure(os, len as usize)?;
+        self.nodes.ensure(os, len as usize)
     }
 
     /// The record of `id`, which was handed out.
@@ -176,6 +175,13 @@ impl Extents {
     pub(crate) fn get(&self, id: ExtentId) -> &Extent {
         // SAFETY: ids are handed out after `ensure` for them, records are zero-initialised memory
         // that is never unmapped, and every field is an atomic.
-        unsafe { &*self.0.at(id as usize) }
+        unsafe { &*self.records.at(id as usize) }
+    }
+
+    /// The node of `id`, which was handed out.
+    #[inline(always)]
+    fn node(&self, id: ExtentId) -> &Node {
+        // SAFETY: as above.
+        unsafe { &*self.nodes.at(id as usize) }
     }
 }

@@ -53,7 +53,8 @@ impl Window {
     }
 
     /// Chooses the window's place, which `random` moves about, and maps the start of its maps.
-    /// `tables` gets the range for records and bitmaps: start, bytes of the one and of the other.
+    /// `tables` gets the range for records, as much again for their nodes, and bitmaps: start, bytes of
+    /// the records and of the bitmaps.
     pub(crate) fn place(
         &self,
         os: &impl Os,
@@ -79,7 +80,7 @@ impl Window {
                 let (records, bitmaps) = (owner_bytes * 4, owner_bytes * 8);
                 let start = side + SIDE_BYTES;
                 tables(start, records, bitmaps);
-                let base = (start + records + bitmaps).next_multiple_of(1 << 30);
+                let base = (start + 2 * records + bitmaps).next_multiple_of(1 << 30);
                 self.max_bytes.store(bytes - (1 << 30), Ordering::Relaxed);
                 self.base.store(base, Ordering::Release);
                 return Ok(());

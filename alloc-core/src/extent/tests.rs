@@ -369,19 +369,32 @@ fn pressure_takes_the_cold_pages_first_and_then_the_warm_ones() {
 }
 
 #[test]
-fn pieces_freed_a_moment_ago_are_taken_before_older_ones() {
+fn the_lowest_dirty_run_is_taken_before_clean_pages() {
     let heap = heap(4096);
-    let os = &heap.space.os;
-    os.advance(100_000);
-    let block = |pages| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
-    // Walls keep the pieces apart. The old ones fit the later requests exactly, the young one does not.
-    let (old, _wall): (Vec<_>, Vec<_>) = (0..20).map(|_| (block(100), block(1))).unzip();
-    let young = block(4000);
-    old.iter().for_each(|&id| heap.free(id));
-    os.advance(1000);
-    heap.step();
-    heap.free(young);
-    let start = heap.space.extents.get(block(100)).start();
-    let range = heap.space.extents.get(young).start();
-    assert!(start >= range, "page {start} is not of the young piece at {range}");
+    let block = |pages: u32| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    let at = |id: ExtentId| heap.space.extents.get(id).start();
+    let (low, _a, middle, _b, high, _c) =
+        (block(100), block(1), block(60), block(1), block(100), block(1));
+    let (low_at, middle_at) = (at(low), at(middle));
+    heap.free(low);
+    heap.trim();
+    heap.free(high);
+    heap.space.os.advance(3000);
+    heap.free(middle);
+    assert_eq!(at(block(50)), middle_at, "dirty and lowest, although another is larger");
+    assert_eq!(at(block(100)), at(high), "dirty");
+    assert_eq!(at(block(100)), low_at, "clean, but not above what was used");
+}
+
+#[test]
+fn a_run_that_is_partly_dirty_is_entered_where_it_is_dirty() {
+    let heap = heap(4096);
+    let block = |pages: u32| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    let at = |id: ExtentId| heap.space.extents.get(id).start();
+    let (low, high, _wall) = (block(100), block(50), block(1));
+    let start = at(high);
+    heap.free(low);
+    heap.trim();
+    heap.free(high);
+    assert_eq!(at(block(60)), start - 10);
 }
