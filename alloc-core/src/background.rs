@@ -115,9 +115,6 @@ extern "C" fn run(_: *mut u8) {
         let now = Linux.now_ms();
         let mut busy = true;
         if now >= caches_ms {
-            if front::active() {
-                HEAP.pages.note_active();
-            }
             busy = front::tend() > 0;
             HEAP.release_unused();
             caches_ms = now + CACHES_MS;

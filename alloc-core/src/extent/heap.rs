@@ -376,12 +376,6 @@ impl<O: Os> PageHeap<O> {
         purged
     }
 
-    /// Notes that the program did something, for the window that regret has widened.
-    pub(crate) fn note_active(&self) {
-        let now = self.space.os.now_ms();
-        self.inner.lock().regret.active(now);
-    }
-
     /// Dirty pages at about this time, read without the lock.
     pub(crate) fn dirty_hint(&self) -> u64 {
         self.dirty_hint.load(Relaxed)
@@ -432,7 +426,7 @@ impl Inner {
     /// Notes that `pages` pages were given out, `clean` of which have to be faulted in.
     fn asked(&mut self, now: u64, pages: u32, clean: u32) {
         self.demand.add(now, u64::from(pages));
-        self.regret.active(now);
+        self.regret.active(now, u64::from(pages), self.demand.in_use());
         if clean > 0 && self.regret.asked(now, u64::from(clean), self.demand.in_use()) > 0 {
             self.follow_regret();
         }

@@ -287,8 +287,7 @@ fn never_purges_with_decay_off_and_at_once_with_zero() {
     assert_eq!(heap.counts().dirty, 0);
 }
 
-/// A program that uses 40 MiB for a moment every `period_ms`, and does something small all the time.
-/// Returns the pages purged in each period.
+/// A program that uses 40 MiB for a moment every `period_ms` and sleeps in between. Returns the pages purged in each period.
 fn periodic(heap: &PageHeap<FakeKernel>, period_ms: u64, periods: usize) -> Vec<u64> {
     let os = &heap.space.os;
     let mut purged = Vec::new();
@@ -300,7 +299,6 @@ fn periodic(heap: &PageHeap<FakeKernel>, period_ms: u64, periods: usize) -> Vec<
         ids.iter().for_each(|&id| heap.free(id));
         for _ in 0..(period_ms - 100) / 50 {
             os.advance(50);
-            heap.note_active();
             heap.step();
         }
         purged.push(heap.counts().purged - before);
@@ -316,8 +314,8 @@ fn a_period_longer_than_the_window_is_learned() {
     assert!(purged[0] > 10_000, "at first they go: {purged:?}");
     assert!(purged[3..].iter().all(|&pages| pages == 0), "then they stay: {purged:?}");
     assert!(heap.counts().regretted > 0 && heap.counts().window_ms > 12_500);
-    // The program falls silent: the window falls back, and everything goes.
-    for _ in 0..(5000 + 7000) / 50 + 10 {
+    // The program falls silent for longer than ever: the window falls back, and everything goes.
+    for _ in 0..(12_500 * 5 / 4 + 7000) / 50 {
         heap.space.os.advance(50);
         heap.step();
     }

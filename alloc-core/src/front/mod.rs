@@ -255,11 +255,6 @@ pub(crate) fn thread_allocated() -> u64 {
     tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
 }
 
-/// Whether the caches of CPUs were used lately: within two calls of [`tend`], or so.
-pub(crate) fn active() -> bool {
-    CPU_CACHES.any_used()
-}
-
 /// Gives the blocks in the caches of idle CPUs and of dead threads, and the batches that nobody asked
 /// for, to the arenas. Returns the bytes that the caches still have room for. For the background
 /// thread, which need not have thread-local state.

@@ -5,6 +5,10 @@
 //! The purges of the last minute are kept as (when the pages were last used, how many). A request
 //! that finds no dirty pages is set against the newest of them: demand that comes back comes back
 //! for what was used last.
+//!
+//! The window falls back once demand was quiet for as long as the options' window; where regret shows
+//! that a quiet spell belongs to the period, for a quarter longer than that spell. Demand is what the
+//! page layer is asked for, in proportion to what is in use: a thread that only polls is quiet.
 
 /// The window is never wider than this, milliseconds, nor is a purge regretted later.
 const MOST_MS: u64 = 60_000;
@@ -28,8 +32,14 @@ pub(crate) struct Regret {
     /// The window that the options ask for, and the one in force.
     base_ms: u64,
     window_ms: u64,
-    /// When there last was demand.
+    /// When there last was demand, and what was asked for since, pages.
     active_ms: u64,
+    asked_pages: u64,
+    /// How long the last quiet spell was, and when it ended.
+    spell_ms: u64,
+    woke_ms: u64,
+    /// A quiet spell of this length ends the program's work.
+    quiet_ms: u64,
     /// Pages regretted since the window last grew.
     recent: u64,
     /// Pages regretted in all.
@@ -44,6 +54,10 @@ impl Regret {
             base_ms,
             window_ms: base_ms,
             active_ms: 0,
+            asked_pages: 0,
+            spell_ms: 0,
+            woke_ms: 0,
+            quiet_ms: base_ms,
             recent: 0,
             pages: 0,
         }
@@ -54,6 +68,7 @@ impl Regret {
         if self.base_ms != base_ms {
             self.base_ms = base_ms;
             self.window_ms = base_ms;
+            self.quiet_ms = base_ms;
         }
     }
 
@@ -62,15 +77,25 @@ impl Regret {
         self.window_ms
     }
 
-    /// Notes that the program did something.
-    pub(crate) fn active(&mut self, now_ms: u64) {
+    /// Notes that `pages` pages were asked for, of `in_use` in all.
+    pub(crate) fn active(&mut self, now_ms: u64, pages: u64, in_use: u64) {
+        self.asked_pages += pages;
+        if self.asked_pages * WORTH < in_use {
+            return;
+        }
+        self.asked_pages = 0;
+        let spell_ms = now_ms.saturating_sub(self.active_ms);
+        if spell_ms > self.base_ms {
+            (self.spell_ms, self.woke_ms) = (spell_ms, now_ms);
+        }
         self.active_ms = now_ms;
     }
 
-    /// Lets the window fall back once the program was quiet for as long as the options' window.
+    /// Lets the window fall back once the program was quiet for long enough.
     pub(crate) fn relax(&mut self, now_ms: u64) {
-        if now_ms.saturating_sub(self.active_ms) > self.base_ms {
+        if now_ms.saturating_sub(self.active_ms) > self.quiet_ms {
             self.window_ms = self.base_ms;
+            self.quiet_ms = self.base_ms;
         }
     }
 
@@ -108,7 +133,11 @@ impl Regret {
         self.recent += regretted;
         if regretted > 0 && self.recent * WORTH >= in_use && self.base_ms > 0 {
             self.recent = 0;
-            self.window_ms = self.window_ms.max((gap_ms + gap_ms / 4).min(MOST_MS));
+            let with_room = |ms: u64| (ms + ms / 4).min(MOST_MS);
+            self.window_ms = self.window_ms.max(with_room(gap_ms));
+            if now_ms.saturating_sub(self.woke_ms) <= self.base_ms {
+                self.quiet_ms = self.quiet_ms.max(with_room(self.spell_ms));
+            }
         }
         regretted
     }
@@ -129,7 +158,6 @@ mod tests {
     fn the_window_grows_to_the_period_and_no_further_than_a_minute() {
         let mut r = Regret::new(5000);
         r.purged(10_000, 1000);
-        r.active(22_500);
         assert_eq!(r.asked(22_500, 400, 1000), 400);
         assert_eq!(r.window_ms(), 12_500 + 3125);
         assert_eq!(r.asked(22_500, 900, 1000), 600, "no page is regretted twice");
@@ -144,13 +172,35 @@ mod tests {
     #[test]
     fn a_quiet_program_gets_its_window_back() {
         let mut r = Regret::new(5000);
+        // It was busy all the time.
+        (0..=20_000).step_by(100).for_each(|now| r.active(now, 1000, 1000));
         r.purged(10_000, 1000);
         r.asked(20_000, 1000, 1000);
-        r.active(20_000);
         r.relax(24_000);
         assert!(r.window_ms() > 5000);
+        // A little now and then is quiet too.
+        (20_100..25_000).step_by(1000).for_each(|now| r.active(now, 1, 1000));
         r.relax(25_001);
         assert_eq!(r.window_ms(), 5000);
+    }
+
+    #[test]
+    fn a_quiet_spell_that_is_part_of_the_period_is_learned() {
+        let mut r = Regret::new(5000);
+        r.active(10_000, 1000, 1000);
+        r.relax(16_000);
+        r.purged(10_000, 1000);
+        r.active(22_000, 1000, 1000);
+        r.asked(22_000, 1000, 1000);
+        let window = r.window_ms();
+        assert_eq!(window, 15_000);
+        r.relax(34_000);
+        assert_eq!(r.window_ms(), window, "as long as the last spell");
+        r.relax(37_001);
+        assert_eq!(r.window_ms(), 5000);
+        r.active(40_000, 1000, 1000);
+        r.relax(45_001);
+        assert_eq!(r.quiet_ms, 5000, "and then it is forgotten");
     }
 
     #[test]
