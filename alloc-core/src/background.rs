@@ -8,11 +8,13 @@
 use core::cell::UnsafeCell;
 
 use crate::control::options;
+use crate::extent::trace;
 use crate::front;
 use crate::os::linux::{self, Linux};
 use crate::os::{Os, ids};
 use crate::process::HEAP;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::trace_file;
 
 /// There is no thread.
 const NONE: u32 = 0;
@@ -63,7 +65,7 @@ fn wake() {
 
 #[cold]
 fn without_thread() {
-    if HEAP.pages.dirty_hint() < WORTH_PAGES {
+    if HEAP.pages.dirty_hint() < WORTH_PAGES && !trace::on() {
         return;
     }
     if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
@@ -81,6 +83,7 @@ fn without_thread() {
     {
         HEAP.pages.set_times(crate::process::times());
         HEAP.pages.step();
+        trace_file::write_out();
     }
 }
 
@@ -124,7 +127,8 @@ extern "C" fn run(_: *mut u8) {
             pressure_ms = now + PRESSURE_MS;
         }
         let rest_ms = HEAP.pages.step();
-        if rest_ms.is_none() && !busy {
+        trace_file::write_out();
+        if rest_ms.is_none() && !busy && !trace::on() {
             sleep();
             continue;
         }

@@ -11,6 +11,7 @@ use crate::os::{fork, linux, start};
 use crate::policy::pressure::{self, Limits, Pressure};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::lock::{Side, gate};
+use crate::trace_file;
 
 /// The heap.
 pub(crate) static HEAP: Heap<Linux> = Heap::new(Linux);
@@ -61,6 +62,9 @@ fn initialise() -> bool {
     if HEAP.init(place, arenas).is_err() {
         return false;
     }
+    trace_file::start(|line| {
+        let _ = linux::write(2, line);
+    });
     HEAP.pages.set_times(times());
     MANY_NODES.store(start::numa_nodes() > 1, Ordering::Relaxed);
     fork::register(&FORK);
@@ -171,6 +175,7 @@ fn after_fork() {
 fn in_child() {
     NEW_CHILD.store(true, Ordering::Relaxed);
     background::forget();
+    trace_file::forget();
     if !QUIET.load(Ordering::Relaxed) {
         HEAP.transfer().forget();
     }

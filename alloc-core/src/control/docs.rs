@@ -22,7 +22,8 @@ Options are read once, when the process starts, from two environment variables o
 `name:value` or `name=value`, separated by commas; spaces around them do not matter. `MALLOC_CONF` is read first and
 `THERMALLOC_CONF` after it, and the last value of an option wins: so a setting made for jemalloc carries over, and one
 made for thermalloc overrides it. The value `default` sets the default. A process with raised rights (set-user-ID and
-the like) reads neither.
+the like) reads neither. An option that is a text is taken from `THERMALLOC_CONF` alone; its characters are those of
+ASCII that can be printed, without `\"`, `\\`, `<`, `>`, `&` and the comma.
 
 What is wrong in `THERMALLOC_CONF` has no effect and is reported on standard error in one line for the whole process.
 Nothing in `MALLOC_CONF` is ever reported, as other allocators read it too.
@@ -68,6 +69,7 @@ fn values(row: &options::Row) -> String {
         Kind::Ms => format!("{range} ms"),
         Kind::Bytes => format!("{range} bytes, with K, M or G"),
         Kind::Count => range,
+        Kind::Text => format!("a text of up to {} characters", row.max),
     }
 }
 
@@ -78,7 +80,11 @@ fn options_page() -> String {
             Mutability::Start => "start",
             Mutability::Live => "live",
         };
-        let (name, values, default) = (row.name, values(row), shown(row, row.default));
+        let default = match row.kind {
+            Kind::Text => "empty".into(),
+            _ => shown(row, row.default),
+        };
+        let (name, values) = (row.name, values(row));
         page += &format!("| `{name}` | {values} | {default} | {set} | {} |\n", row.doc);
     }
     page += JEMALLOC_HEAD;

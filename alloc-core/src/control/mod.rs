@@ -12,7 +12,7 @@ pub mod host;
 pub mod options;
 pub mod report;
 pub mod stats;
-mod text;
+pub(crate) mod text;
 
 #[cfg(test)]
 mod docs;

@@ -1,7 +1,9 @@
 //! The option table. A row is the field, the accessor, the parser arm, the name for control
 //! access, the line of a report and the row of `docs/options.md`.
 //!
-//! Invariants: a stored value is always within its row's range; a read is one relaxed load.
+//! Invariants: a stored value is always within its row's range; a read of a number is one relaxed
+//! load. A text is set once, when the process starts, and consists of characters that no report has
+//! to escape.
 //!
 //! ```
 //! use thermalloc::control::options;
@@ -11,7 +13,10 @@
 //! ```
 
 use super::text::Line;
-use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicI64, AtomicU8, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 const KIB: i64 = 1 << 10;
 const MIB: i64 = 1 << 20;
@@ -30,6 +35,67 @@ pub enum Kind {
     Bytes,
     /// A plain number.
     Count,
+    /// At most [`TEXT_BYTES`] printable ASCII characters, none of them `"`, `\`, `<`, `>`, `&` or a
+    /// comma. As a number: how many there are.
+    Text,
+}
+
+/// The longest text of an option, bytes.
+pub const TEXT_BYTES: usize = 255;
+
+/// A text's place: written when the process starts.
+#[derive(Debug)]
+pub(crate) struct TextCell {
+    bytes: [AtomicU8; TEXT_BYTES],
+    len: AtomicUsize,
+}
+
+impl TextCell {
+    const fn new() -> Self {
+        Self { bytes: [const { AtomicU8::new(0) }; TEXT_BYTES], len: AtomicUsize::new(0) }
+    }
+
+    fn store(&self, text: &[u8]) {
+        for (to, from) in self.bytes.iter().zip(text) {
+            to.store(*from, Relaxed);
+        }
+        self.len.store(text.len().min(TEXT_BYTES), Release);
+    }
+
+    fn read(&self) -> Text {
+        let mut text = Text { bytes: [0; TEXT_BYTES], len: self.len.load(Acquire) };
+        for (to, from) in text.bytes.iter_mut().zip(&self.bytes) {
+            *to = from.load(Relaxed);
+        }
+        text
+    }
+}
+
+/// The value of an option that is a text; empty where nothing sets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    bytes: [u8; TEXT_BYTES],
+    len: usize,
+}
+
+impl Text {
+    /// Its bytes, all of them printable ASCII.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+fn is_text(text: &[u8]) -> bool {
+    let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\<>&,".contains(byte);
+    text.len() <= TEXT_BYTES && text.iter().all(plain)
+}
+
+/// Where a value is kept.
+#[derive(Debug)]
+enum Cell {
+    Number(fn(&Options) -> &AtomicI64),
+    Text(fn(&Options) -> &TextCell),
 }
 
 /// When an option may be set.
@@ -59,7 +125,7 @@ pub struct Row {
     pub mutability: Mutability,
     /// What it does.
     pub doc: &'static str,
-    cell: fn(&Options) -> &AtomicI64,
+    cell: Cell,
     in_force: fn(&Options, i64) -> i64,
 }
 
@@ -145,19 +211,24 @@ macro_rules! first_of {
     };
 }
 
+/// Texts, which only start-up sets: `[name: doc;]`. Then numbers:
 /// `name: Kind = default, least..=greatest, Start or Live, [function of the value in force,] doc;`
 macro_rules! options {
-    ($($name:ident: $kind:ident = $default:expr, $range:expr, $mutability:ident, $([$in_force:path],)? $doc:literal;)*) => {
+    ([$($text:ident: $text_doc:literal;)*] $($name:ident: $kind:ident = $default:expr, $range:expr, $mutability:ident, $([$in_force:path],)? $doc:literal;)*) => {
         /// The values, one atomic a row.
         #[derive(Debug)]
         pub(crate) struct Options {
             $($name: AtomicI64,)*
+            $($text: TextCell,)*
         }
 
         impl Options {
             /// Every option at its default.
             pub(crate) const fn new() -> Self {
-                Options { $($name: AtomicI64::new(raw!($kind, $default)),)* }
+                Options {
+                    $($name: AtomicI64::new(raw!($kind, $default)),)*
+                    $($text: TextCell::new(),)*
+                }
             }
         }
 
@@ -170,9 +241,27 @@ macro_rules! options {
             max: *$range.end(),
             mutability: Mutability::$mutability,
             doc: $doc,
-            cell: |options| &options.$name,
+            cell: Cell::Number(|options| &options.$name),
             in_force: first_of!($($in_force,)? as_set),
+        },)* $(Row {
+            name: stringify!($text),
+            kind: Kind::Text,
+            default: 0,
+            min: 0,
+            max: TEXT_BYTES as i64,
+            mutability: Mutability::Start,
+            doc: $text_doc,
+            cell: Cell::Text(|options| &options.$text),
+            in_force: as_set,
         },)*];
+
+        $(
+            #[doc = $text_doc]
+            #[must_use]
+            pub fn $text() -> Text {
+                OPTIONS.$text.read()
+            }
+        )*
 
         $(
             #[doc = $doc]
@@ -187,6 +276,9 @@ macro_rules! options {
 }
 
 options! {
+    [
+        trace_file: "Records every extent that the page layer gives out and takes back into this file, for the policy lab (`lab/README.md`). An absolute path, opened anew for each write; `%p` in it becomes the process id, which a program that starts others needs. Empty records nothing.";
+    ]
     background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
     hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
     dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
@@ -212,7 +304,7 @@ fn zero_where_purged_at_once(options: &Options, stored: i64) -> i64 {
 }
 
 impl Row {
-    /// The value in force; a boolean as 1 or 0.
+    /// The value in force; a boolean as 1 or 0, a text as its length.
     #[must_use]
     pub fn get(&self) -> i64 {
         self.get_in(&OPTIONS)
@@ -227,7 +319,11 @@ impl Row {
     }
 
     pub(super) fn get_in(&self, options: &Options) -> i64 {
-        (self.in_force)(options, (self.cell)(options).load(Relaxed))
+        let stored = match self.cell {
+            Cell::Number(cell) => cell(options).load(Relaxed),
+            Cell::Text(cell) => cell(options).len.load(Relaxed).cast_signed() as i64,
+        };
+        (self.in_force)(options, stored)
     }
 
     fn set_in(&self, options: &Options, value: i64) -> Result<(), SetError> {
@@ -237,7 +333,9 @@ impl Row {
         if !self.allows(value) {
             return Err(SetError::Invalid);
         }
-        (self.cell)(options).store(value, Relaxed);
+        if let Cell::Number(cell) = self.cell {
+            cell(options).store(value, Relaxed);
+        }
         Ok(())
     }
 
@@ -248,13 +346,12 @@ impl Row {
     /// Stores what `text` says, also in an option that only start-up may set; `false` where it
     /// says nothing that the option allows.
     pub(super) fn load_in(&self, options: &Options, text: &[u8]) -> bool {
-        match self.parse(text) {
-            Some(value) => {
-                (self.cell)(options).store(value, Relaxed);
-                true
-            }
-            None => false,
+        let Some(value) = self.parse(text) else { return false };
+        match self.cell {
+            Cell::Number(cell) => cell(options).store(value, Relaxed),
+            Cell::Text(cell) => cell(options).store(if value == 0 { b"" } else { text }),
         }
+        true
     }
 
     pub(super) fn parse(&self, text: &[u8]) -> Option<i64> {
@@ -267,8 +364,42 @@ impl Row {
             Kind::Bool => return None,
             Kind::Ms | Kind::Count => number(text)?,
             Kind::Bytes => bytes(text)?,
+            Kind::Text if is_text(text) => i64::try_from(text.len()).ok()?,
+            Kind::Text => return None,
         };
         self.allows(value).then_some(value)
+    }
+
+    /// The value in force as a person writes it.
+    pub(super) fn show_in<const N: usize>(&self, options: &Options, line: &mut Line<N>) {
+        match self.cell {
+            Cell::Number(_) => self.show(self.get_in(options), line),
+            Cell::Text(cell) => drop(line.bytes(cell(options).read().as_bytes())),
+        }
+    }
+
+    /// As [`Self::show_in`], a text cut to `max` bytes and `none` where it is empty.
+    pub(super) fn show_short_in<const N: usize>(
+        &self,
+        options: &Options,
+        max: usize,
+        line: &mut Line<N>,
+    ) {
+        match self.cell {
+            Cell::Number(_) => self.show_in(options, line),
+            Cell::Text(cell) => match cell(options).read().as_bytes() {
+                b"" => drop(line.str("none")),
+                text => drop(line.excerpt(text, max)),
+            },
+        }
+    }
+
+    /// The value in force as a program reads it.
+    pub(super) fn show_plain_in<const N: usize>(&self, options: &Options, line: &mut Line<N>) {
+        match self.cell {
+            Cell::Number(_) => self.show_plain(self.get_in(options), line),
+            Cell::Text(_) => self.show_in(options, line),
+        }
     }
 
     /// `value` as a person writes it.
@@ -381,6 +512,36 @@ mod tests {
         assert_eq!(narenas(), 0);
         assert!(rseq());
         assert_eq!(get("dirty_decay_ms"), Some(2000));
+        assert!(trace_file().as_bytes().is_empty());
+    }
+
+    #[test]
+    fn texts() {
+        let (row, options) = (row("trace_file"), Options::new());
+        let shown = || {
+            let (mut shown, mut plain) = (Line::<300>::new(), Line::<300>::new());
+            row.show_in(&options, &mut shown);
+            row.show_plain_in(&options, &mut plain);
+            assert_eq!(shown.as_bytes(), plain.as_bytes());
+            std::string::String::from_utf8(shown.as_bytes().to_vec()).unwrap()
+        };
+        assert_eq!((row.get_in(&options), shown()), (0, "".into()));
+        assert!(row.load_in(&options, b"/tmp/trace of: %p=x"));
+        assert_eq!((row.get_in(&options), shown()), (19, "/tmp/trace of: %p=x".into()));
+        for bad in ["a\"b", "a\\b", "a<b", "a>b", "a&b", "a,b", "a\nb", "\u{7f}", "\u{e4}"] {
+            assert!(!row.load_in(&options, bad.as_bytes()), "{bad}");
+        }
+        assert!(!row.load_in(&options, &[b'x'; TEXT_BYTES + 1]));
+        assert_eq!(shown(), "/tmp/trace of: %p=x", "what is refused changes nothing");
+        assert!(row.load_in(&options, &[b'x'; TEXT_BYTES]));
+        assert_eq!(shown(), "x".repeat(TEXT_BYTES));
+        assert!(row.load_in(&options, b"/y"));
+        assert_eq!(shown(), "/y");
+        assert!(row.load_in(&options, b"default"));
+        assert_eq!((row.get_in(&options), shown()), (0, "".into()));
+        assert!(row.load_in(&options, b""), "empty is what it is by default");
+        assert_eq!(set("trace_file", "/z"), Err(SetError::StartOnly));
+        assert_eq!(row.set_in(&options, 1), Err(SetError::StartOnly));
     }
 
     #[test]
@@ -437,6 +598,7 @@ mod tests {
         #[test]
         fn what_is_shown_reads_back(index in 0..ROWS.len(), value: i64, shift in 0u32..64) {
             let row = &ROWS[index];
+            prop_assume!(row.kind != Kind::Text);
             let value = (value >> shift).clamp(row.min, row.max);
             let (mut shown, mut plain) = (Line::<64>::new(), Line::<64>::new());
             row.show(value, &mut shown);
@@ -457,7 +619,7 @@ mod tests {
             let (row, options) = (&ROWS[index], Options::new());
             row.load_in(&options, &text);
             row.load_in(&options, value.to_string().as_bytes());
-            prop_assert!(row.allows((row.cell)(&options).load(Relaxed)));
+            prop_assert!(row.allows(row.get_in(&options)));
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::base::Table;
 use super::cache::{Cache, Run, Space};
 use super::page_map::{LG_PAGE, PAGE, Window};
+use super::trace::{self, Kind};
 use super::{ExtentId, Extents, State};
 use crate::heat::decay::{self, Sight, Times};
 use crate::heat::demand::Demand;
@@ -193,6 +194,7 @@ impl<O: Os> PageHeap<O> {
         e.set_state(state);
         e.set_code(code);
         inner.asked(sp.os.now_ms(), pages, clean);
+        trace::record(Kind::Alloc, e.start(), pages);
         self.hint(&inner);
         Some(Taken { id, zero: clean == pages })
     }
@@ -208,6 +210,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         for &id in ids {
+            trace::record(Kind::Free, sp.extents.get(id).start(), 0);
             inner.free(sp, id, now);
         }
         self.hint(&inner);
@@ -219,6 +222,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         inner.demand.sub(now, u64::from(sp.extents.get(id).pages()));
+        trace::record(Kind::Free, sp.extents.get(id).start(), 0);
         inner.cache.put_clean(sp, id);
     }
 
@@ -243,6 +247,7 @@ impl<O: Os> PageHeap<O> {
         }
         let Some(clean) = clean else { return false };
         inner.asked(sp.os.now_ms(), extra, clean);
+        trace::record(Kind::Resize, e.start(), pages);
         self.hint(&inner);
         true
     }
@@ -257,6 +262,7 @@ impl<O: Os> PageHeap<O> {
             return;
         }
         let tail = inner.cache.split_tail(sp, id, pages);
+        trace::record(Kind::Resize, sp.extents.get(id).start(), pages);
         let now = sp.os.now_ms();
         if purging.is_none() || sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
             inner.free(sp, tail, now);

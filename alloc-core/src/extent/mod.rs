@@ -12,6 +12,7 @@ pub(crate) mod heap;
 pub(crate) mod page_map;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trace;
 pub(crate) mod tree;
 
 use crate::extent::base::Table;

@@ -176,6 +176,15 @@ pub(crate) fn now_ms() -> u64 {
     now.sec.cast_unsigned() * 1000 + now.nsec.cast_unsigned() / 1_000_000
 }
 
+/// Microseconds of the monotonic clock.
+pub(crate) fn now_us() -> u64 {
+    let mut now = Timespec { sec: 0, nsec: 0 };
+    let to = (&raw mut now).expose_provenance();
+    // SAFETY: the kernel writes `now`.
+    let _ = unsafe { syscall(libc::SYS_clock_gettime, int(libc::CLOCK_MONOTONIC), to, 0, 0, 0, 0) };
+    now.sec.cast_unsigned() * 1_000_000 + now.nsec.cast_unsigned() / 1000
+}
+
 fn wait_on(word: &AtomicU32, op: i32, expected: u32, timeout_ms: Option<u64>) -> Result<(), Errno> {
     let limit = timeout_ms.map(Timespec::from_ms);
     let limit = limit.as_ref().map_or(0, |limit| core::ptr::from_ref(limit).expose_provenance());
@@ -317,6 +326,22 @@ fn open(path: &CStr) -> Result<i32, Errno> {
         syscall(libc::SYS_openat, int(libc::AT_FDCWD), path.as_ptr().addr(), flags, 0, 0, 0)
     })?;
     i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+/// Opens a file for appending, made anew and empty, or as it is. A pipe that nobody reads is refused.
+pub(crate) fn open_append(path: &CStr, anew: bool) -> Result<i32, Errno> {
+    let anew = if anew { libc::O_CREAT | libc::O_TRUNC } else { 0 };
+    let flags = int(libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | anew);
+    let (nr, at) = (libc::SYS_openat, int(libc::AT_FDCWD));
+    // SAFETY: the kernel reads the path up to its end.
+    let fd = check(unsafe { syscall(nr, at, path.as_ptr().addr(), flags, 0o600, 0, 0) })?;
+    i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+/// Closes a descriptor of ours.
+pub(crate) fn close(fd: i32) {
+    // SAFETY: the caller does not use it any more.
+    let _ = unsafe { syscall(libc::SYS_close, int(fd), 0, 0, 0, 0, 0) };
 }
 
 fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
