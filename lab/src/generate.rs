@@ -85,9 +85,15 @@ impl Batch {
     }
 
     fn run(&self, trace: &mut Trace, ids: &mut u64, at_us: u64) {
+        self.run_part(trace, ids, at_us, 100);
+    }
+
+    /// With tensors of `percent` of their length.
+    fn run_part(&self, trace: &mut Trace, ids: &mut u64, at_us: u64, percent: usize) {
         for tensor in &self.0 {
             *ids += 1;
-            trace.alloc(at_us + tensor.from_us, *ids, tensor.bytes);
+            let bytes = (tensor.bytes * percent / 100).next_multiple_of(PAGE);
+            trace.alloc(at_us + tensor.from_us, *ids, bytes);
             trace.free(at_us + tensor.to_us, *ids);
         }
     }
@@ -107,6 +113,19 @@ pub fn steady(seed: u64) -> Trace {
     let (mut trace, mut ids, end_us) = (Trace::default(), 0, 60 * SECOND);
     for at_us in (0..end_us).step_by(STEP_US) {
         batch.run(&mut trace, &mut ids, at_us);
+    }
+    finished(trace, end_us)
+}
+
+/// As [`steady`], with another batch size from 30 to 100 % in each step.
+#[must_use]
+pub fn varied(seed: u64) -> Trace {
+    let mut random = Random::new(seed);
+    let batch = Batch::new(&mut random, 256 * MIB, (16 * KIB, 24 * MIB));
+    let (mut trace, mut ids, end_us) = (Trace::default(), 0, 60 * SECOND);
+    for at_us in (0..end_us).step_by(STEP_US) {
+        let percent = usize::try_from(random.within(30, 101)).unwrap_or(100);
+        batch.run_part(&mut trace, &mut ids, at_us, percent);
     }
     finished(trace, end_us)
 }
@@ -241,11 +260,12 @@ pub fn idle(seed: u64) -> Trace {
     finished(trace, 2 * IDLE_FROM_US)
 }
 
-/// The trace of this name: `steady`, `periodic:MILLISECONDS`, `mixed:MILLISECONDS`, `bursty`, `ramp` or `idle`.
+/// The trace of this name: `steady`, `varied`, `periodic:MILLISECONDS`, `mixed:MILLISECONDS`, `bursty`, `ramp` or `idle`.
 #[must_use]
 pub fn by_name(name: &str, seed: u64) -> Option<Trace> {
     Some(match name {
         "steady" => steady(seed),
+        "varied" => varied(seed),
         "bursty" => bursty(seed),
         "ramp" => ramp(seed),
         "idle" => idle(seed),
@@ -268,7 +288,7 @@ mod tests {
 
     #[test]
     fn every_trace_is_one_and_depends_on_its_seed_alone() {
-        for name in ["steady", "periodic:1000", "mixed:12500", "bursty", "ramp", "idle"] {
+        for name in ["steady", "varied", "periodic:1000", "mixed:12500", "bursty", "ramp", "idle"] {
             let trace = by_name(name, 1).unwrap();
             assert_eq!(trace, by_name(name, 1).unwrap(), "{name}");
             assert_ne!(trace, by_name(name, 2).unwrap(), "{name}");

@@ -35,7 +35,7 @@ enum Command {
 
 #[derive(Args)]
 struct Source {
-    /// steady, periodic:MILLISECONDS, mixed:MILLISECONDS, bursty, ramp, idle, or file:PATH
+    /// steady, varied, periodic:MILLISECONDS, mixed:MILLISECONDS, bursty, ramp, idle, or file:PATH
     #[arg(long)]
     trace: String,
     /// What made-up traces depend on

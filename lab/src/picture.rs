@@ -4,13 +4,17 @@
 use std::error::Error;
 use std::path::Path;
 
-use plotters::chart::SeriesLabelPosition;
+use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use crate::mib;
 use crate::sim::{Outcome, Sample};
 
 const SIZE: (u32, u32) = (1000, 760);
+const UPPER_HEIGHT: u32 = 440;
+const LEGEND_WIDTH: u32 = 120;
+/// An area of the picture.
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// Colours that differ also for who does not see red from green (Okabe and Ito).
 const COLOURS: [RGBColor; 6] = [
     RGBColor(213, 94, 0),
@@ -39,7 +43,7 @@ pub fn draw(title: &str, outcomes: &[Outcome], path: &Path) -> Result<(), Box<dy
     let first = outcomes.first().ok_or("nothing to draw")?;
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
-    let (upper, lower) = area.split_vertically(440);
+    let (upper, lower) = area.split_vertically(UPPER_HEIGHT);
     let lines = |value: Value, width| {
         outcomes.iter().zip(COLOURS.iter().cycle()).map(move |(outcome, colour)| Line {
             name: outcome.policy,
@@ -65,7 +69,7 @@ pub fn draw(title: &str, outcomes: &[Outcome], path: &Path) -> Result<(), Box<dy
 }
 
 fn panel(
-    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    area: &Area<'_>,
     title: &str,
     unit: &str,
     lines: &[Line<'_>],
@@ -75,12 +79,13 @@ fn panel(
     };
     let all: Vec<(f64, f64)> = lines.iter().flat_map(points).collect();
     let largest = |pick: fn(&(f64, f64)) -> f64| all.iter().map(pick).fold(1.0, f64::max);
-    let (right, top) = (largest(|p| p.0), largest(|p| p.1) * 1.08);
-    let mut chart = ChartBuilder::on(area)
+    let (right, top) = (largest(|p| p.0), largest(|p| p.1) * 1.05);
+    let (plot, side) = area.split_horizontally(SIZE.0 - LEGEND_WIDTH);
+    let mut chart = ChartBuilder::on(&plot)
         .caption(title, ("sans-serif", 20))
         .margin(12)
         .x_label_area_size(36)
-        .y_label_area_size(70)
+        .y_label_area_size(64)
         .build_cartesian_2d(0.0..right, 0.0..top)?;
     chart
         .configure_mesh()
@@ -92,20 +97,18 @@ fn panel(
         .y_label_formatter(&|y| format!("{y:.0}"))
         .label_style(("sans-serif", 13))
         .draw()?;
-    for line in lines {
-        let style = line.style;
-        chart
-            .draw_series(LineSeries::new(points(line), style))?
-            .label(line.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+    // The first is drawn last: where lines meet, it is seen.
+    for line in lines.iter().rev() {
+        chart.draw_series(LineSeries::new(points(line), line.style))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.85))
-        .border_style(BLACK.mix(0.2))
-        .label_font(("sans-serif", 13))
-        .draw()?;
+    legend(&side, lines)
+}
+
+fn legend(area: &Area<'_>, lines: &[Line<'_>]) -> Result<(), Box<dyn Error>> {
+    for (line, y) in lines.iter().zip((56..).step_by(20)) {
+        area.draw(&PathElement::new([(0, y), (20, y)], line.style))?;
+        area.draw(&Text::new(line.name.to_owned(), (26, y - 7), ("sans-serif", 13)))?;
+    }
     Ok(())
 }
 

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub page_us: u128,
     /// Allocations that found no pages.
     pub failures: u64,
+    /// What else the policy says.
+    pub note: Option<String>,
     /// One for each interval, from the start to the end.
     pub samples: Vec<Sample>,
 }
@@ -196,6 +198,7 @@ impl Sim {
             late_faults: counts.faults - self.half_faults.unwrap_or(counts.faults),
             page_us: self.page_us,
             failures: self.failures,
+            note: self.policy.note(),
             samples: self.samples,
         }
     }

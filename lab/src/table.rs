@@ -32,6 +32,9 @@ pub fn write(outcomes: &[Outcome], mut to: impl Write) -> io::Result<()> {
         if outcome.failures > 0 {
             writeln!(to, "{:<12} {} allocations failed", "", outcome.failures)?;
         }
+        if let Some(note) = &outcome.note {
+            writeln!(to, "{:<12} {note}", "")?;
+        }
     }
     Ok(())
 }

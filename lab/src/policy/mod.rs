@@ -45,6 +45,10 @@ pub trait Policy {
     fn wake(&mut self) -> Option<u64> {
         None
     }
+    /// What else it has to say at the end.
+    fn note(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Which policy.

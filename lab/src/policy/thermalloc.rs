@@ -9,6 +9,7 @@ use ::thermalloc::lab::{Block, Heap, Kernel, Settings};
 
 use super::{Place, Policy};
 use crate::machine::Machine;
+use crate::mib;
 
 /// How often the thread looks at what the program did, milliseconds.
 const LOOK_MS: u64 = 250;
@@ -93,5 +94,13 @@ impl Policy for Thermalloc {
         let rest_ms = self.heap.step();
         self.count_calls();
         rest_ms.map(|ms| ms.clamp(1, LOOK_MS) * 1000)
+    }
+
+    fn note(&self) -> Option<String> {
+        let counts = self.heap.counts();
+        let regretted = mib(counts.regretted);
+        (counts.regretted > 0).then(|| {
+            format!("window {} ms at the end, {regretted:.1} MiB regretted", counts.window_ms)
+        })
     }
 }
