@@ -120,6 +120,22 @@ impl<K: Kernel> Os for Simulated<K> {
         ranges.len()
     }
 
+    unsafe fn purge_lazily(&self, _: &[Range]) -> usize {
+        0
+    }
+
+    fn collapse(&self, _: Range) -> Result<(), Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+
+    fn advise_huge(&self, _: Range, _: bool) -> Result<(), Errno> {
+        Err(Errno(libc::ENOSYS))
+    }
+
+    fn map_huge_at(&self, _: usize, _: usize, _: u32) -> Result<(), Errno> {
+        Err(Errno(libc::ENOMEM))
+    }
+
     fn resident(&self, _: usize, _: usize, _: &mut [u8]) -> Result<(), Errno> {
         Err(Errno(libc::ENOSYS))
     }
@@ -134,6 +150,10 @@ impl<K: Kernel> Os for Simulated<K> {
 
     fn now_ms(&self) -> u64 {
         self.kernel.now_ms()
+    }
+
+    fn now_us(&self) -> u64 {
+        self.now_ms() * 1000
     }
 }
 
@@ -164,7 +184,7 @@ impl<K: Kernel> Heap<K> {
         let sp = &heap.0.space;
         heap.0.init(NEXT.fetch_add(400, Relaxed) % 8000).ok()?;
         sp.os.window.store(sp.window.address(0), Relaxed);
-        heap.0.set_times(Times { window_ms: settings.window_ms, decay_ms: settings.decay_ms });
+        heap.0.set_times(Times::new(settings.window_ms, settings.decay_ms));
         Some(heap)
     }
 
@@ -205,11 +225,6 @@ impl<K: Kernel> Heap<K> {
     /// `None`: until something is freed.
     pub fn step(&self) -> Option<u64> {
         self.0.step()
-    }
-
-    /// Says that the program did something, as the background thread does.
-    pub fn note_active(&self) {
-        self.0.note_active();
     }
 
     /// Gives everything free back at once. Returns how many bytes that were.

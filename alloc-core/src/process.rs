@@ -66,6 +66,7 @@ fn initialise() -> bool {
         let _ = linux::write(2, line);
     });
     HEAP.pages.set_times(times());
+    HEAP.pages.set_huge(options::thp(), options::hugetlb());
     MANY_NODES.store(start::numa_nodes() > 1, Ordering::Relaxed);
     fork::register(&FORK);
     true
@@ -83,12 +84,13 @@ fn first(random: [u8; 16]) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// The window and the decay that the options ask for.
+/// The window and the decays that the options ask for.
 pub(crate) fn times() -> Times {
     let ms = |v: i64| u64::try_from(v).ok();
     Times {
         window_ms: ms(options::hot_window_ms()).unwrap_or(0),
         decay_ms: ms(options::dirty_decay_ms()),
+        muzzy_ms: ms(options::muzzy_decay_ms()),
     }
 }
 

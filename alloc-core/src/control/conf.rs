@@ -221,8 +221,18 @@ fn message(options: &Options, fault: Fault<'_>, count: u64) -> Line<MESSAGE_BYTE
 
 fn expected(row: &Row, line: &mut Line<MESSAGE_BYTES>) {
     match row.kind {
-        Kind::Bool => {
-            line.str("true or false");
+        Kind::Bool | Kind::Thp | Kind::Hugetlb => {
+            let words = row.kind.words();
+            for (i, word) in words.iter().enumerate() {
+                let before = if i == 0 {
+                    ""
+                } else if i + 1 == words.len() {
+                    " or "
+                } else {
+                    ", "
+                };
+                line.str(before).str(word);
+            }
             return;
         }
         Kind::Text => {
@@ -361,7 +371,7 @@ mod tests {
                 "option trace_file: \"/<\" is not a text of up to 255 plain characters: using /a",
             ),
             ("trace_file", "option trace_file: has no value: write name:value"),
-            ("rseq=1", "option rseq: \"1\" is not true or false: using true"),
+            ("rseq=1", "option rseq: \"1\" is not false or true: using true"),
             (
                 "cpu_cache_bytes:2G",
                 "option cpu_cache_bytes: \"2G\" is not a size from 0 to 1G: using 8M",
@@ -388,7 +398,7 @@ mod tests {
             "",
             ",",
             " , ,",
-            "thp:maybe,prof:99,prof_new_thing:1,junk,tcache_max:-4",
+            "metadata_thp:maybe,prof:99,prof_new_thing:1,junk,tcache_max:-4",
             "narenas:default",
         ] {
             assert_eq!(complaint(text), None, "{text}");
@@ -414,7 +424,13 @@ mod tests {
     fn jemalloc_names_are_sorted_and_ours_among_them_are_rows() {
         assert!(JEMALLOC_NAMES.is_sorted());
         let ours = JEMALLOC_NAMES.iter().filter(|name| find(name).is_some());
-        assert!(ours.eq(&["background_thread", "dirty_decay_ms", "narenas"]));
+        assert!(ours.eq(&[
+            "background_thread",
+            "dirty_decay_ms",
+            "muzzy_decay_ms",
+            "narenas",
+            "thp"
+        ]));
     }
 
     #[test]

@@ -65,7 +65,10 @@ fn shown(row: &options::Row, value: i64) -> String {
 fn values(row: &options::Row) -> String {
     let range = format!("{} to {}", shown(row, row.min), shown(row, row.max));
     match row.kind {
-        Kind::Bool => "`true`, `false`".into(),
+        Kind::Bool | Kind::Thp | Kind::Hugetlb => {
+            let words: Vec<_> = row.kind.words().iter().map(|word| format!("`{word}`")).collect();
+            words.join(", ")
+        }
         Kind::Ms => format!("{range} ms"),
         Kind::Bytes => format!("{range} bytes, with K, M or G"),
         Kind::Count => range,
@@ -103,6 +106,8 @@ fn stats_page() -> String {
             Unit::Bytes => "bytes",
             Unit::Count => "count",
             Unit::Milliseconds => "ms",
+            Unit::Microseconds => "us",
+            Unit::Percent => "%",
         };
         let span = match row.span {
             Span::Now => "now",

@@ -13,6 +13,7 @@
 //! ```
 
 use super::text::Line;
+use crate::policy::thp::{Hugetlb, Thp};
 use core::sync::atomic::{
     AtomicI64, AtomicU8, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -35,9 +36,26 @@ pub enum Kind {
     Bytes,
     /// A plain number.
     Count,
+    /// What huge pages are used for: one of three words, stored as its index.
+    Thp,
+    /// Pages of the kernel's reserved pools: one of three words, stored as its index.
+    Hugetlb,
     /// At most [`TEXT_BYTES`] printable ASCII characters, none of them `"`, `\`, `<`, `>`, `&` or a
     /// comma. As a number: how many there are.
     Text,
+}
+
+impl Kind {
+    /// The words that a value is one of, by their indices; none where it is something else.
+    #[must_use]
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Kind::Bool => &["false", "true"],
+            Kind::Thp => &["default", "always", "never"],
+            Kind::Hugetlb => &["off", "2M", "1G"],
+            _ => &[],
+        }
+    }
 }
 
 /// The longest text of an option, bytes.
@@ -162,6 +180,24 @@ impl Typed for bool {
         raw != 0
     }
 }
+impl Typed for Thp {
+    fn from_raw(raw: i64) -> Self {
+        match raw {
+            1 => Thp::Always,
+            2 => Thp::Never,
+            _ => Thp::Evidence,
+        }
+    }
+}
+impl Typed for Hugetlb {
+    fn from_raw(raw: i64) -> Self {
+        match raw {
+            1 => Hugetlb::Mib2,
+            2 => Hugetlb::Gib1,
+            _ => Hugetlb::Off,
+        }
+    }
+}
 impl Typed for i64 {
     #[inline]
     fn from_raw(raw: i64) -> Self {
@@ -193,6 +229,12 @@ macro_rules! type_of {
     };
     (Count) => {
         u32
+    };
+    (Thp) => {
+        Thp
+    };
+    (Hugetlb) => {
+        Hugetlb
     };
 }
 
@@ -282,6 +324,9 @@ options! {
     background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
     hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
     dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
+    muzzy_decay_ms: Ms = 0, -1..=DECAY_MAX_MS, Live, "What would go back is first only offered to the kernel (`MADV_FREE`), which takes it when memory is short, and goes back over this time. It still counts as resident until then. -1 leaves it with the offer; 0 gives back directly.";
+    thp: Thp = 0, 0..=2, Start, "Transparent huge pages. `default` makes huge pages, in the background, of memory that was seen to be dense; `always` asks for them wherever memory is touched; `never` forbids them. The system's mode `never` makes `default` do nothing.";
+    hugetlb: Hugetlb = 0, 0..=2, Start, "Take memory from the kernel's reserved huge pages of this size, as long as there are some, then ordinary memory. Such pages are never given back, and a fork's child that writes to them needs as many again.";
     cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds. 0 caches nothing.";
     limit_bytes: Bytes = 0, 0..=i64::MAX, Live, "Resident memory of thermalloc's own that it tries to stay below: near it what lies above the hot window's peak goes back at once, above it everything that is free. 0 sets no limit.";
     limit_percent: Count = 90, 0..=100, Live, "The same for the process's cgroup, in per cent of its memory.high or memory.max (v1: its limit), whichever is lower. 0 does not look at the cgroup.";
@@ -359,9 +404,10 @@ impl Row {
             return Some(self.default);
         }
         let value = match self.kind {
-            Kind::Bool if text == b"true" => 1,
-            Kind::Bool if text == b"false" => 0,
-            Kind::Bool => return None,
+            Kind::Bool | Kind::Thp | Kind::Hugetlb => {
+                let mut words = self.kind.words().iter();
+                i64::try_from(words.position(|word| word.as_bytes() == text)?).ok()?
+            }
             Kind::Ms | Kind::Count => number(text)?,
             Kind::Bytes => bytes(text)?,
             Kind::Text if is_text(text) => i64::try_from(text.len()).ok()?,
@@ -415,10 +461,13 @@ impl Row {
         line.str(unit);
     }
 
-    /// `value` as a program reads it: `true`, `false` or a number of the option's unit.
+    /// `value` as a program reads it: a word or a number of the option's unit.
     pub(super) fn show_plain<const N: usize>(&self, value: i64, line: &mut Line<N>) {
         match self.kind {
-            Kind::Bool => line.str(if value != 0 { "true" } else { "false" }),
+            _ if !self.kind.words().is_empty() => {
+                let word = usize::try_from(value).ok().and_then(|i| self.kind.words().get(i));
+                line.str(word.unwrap_or(&"?"))
+            }
             _ => line.signed(value),
         };
     }
@@ -503,8 +552,8 @@ mod tests {
             assert!(row.allows(row.default), "{}", row.name);
             assert_eq!(row.parse(b"default"), Some(row.default));
             assert!(row.doc.ends_with('.'), "{}", row.name);
-            if row.kind == Kind::Bool {
-                assert_eq!((row.min, row.max), (0, 1), "{}", row.name);
+            if let Some(last) = row.kind.words().len().checked_sub(1) {
+                assert_eq!((row.min, row.max), (0, last as i64), "{}", row.name);
             }
         }
         assert_eq!(hot_window_ms(), 5000);
@@ -568,6 +617,11 @@ mod tests {
         }
         assert_eq!(row("rseq").parse(b"false"), Some(0));
         assert_eq!(row("rseq").parse(b"no"), None);
+        assert_eq!(row("thp").parse(b"never"), Some(2));
+        assert_eq!(row("thp").parse(b"sometimes"), None);
+        assert_eq!(row("hugetlb").parse(b"1G"), Some(2));
+        assert_eq!(row("hugetlb").parse(b"2"), None);
+        assert_eq!((thp(), hugetlb()), (Thp::Evidence, Hugetlb::Off));
     }
 
     #[test]

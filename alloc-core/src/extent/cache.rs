@@ -3,8 +3,11 @@
 //! does not keep a cold piece from being purged. A request takes the lowest run of dirty pieces that
 //! fits, whatever their ages, else the lowest run of free ones and in it the place with the most dirty
 //! pages.
+use core::cell::Cell;
+
 use super::free_tree::{FreeTree, Kind};
-use super::{Extent, ExtentId, Extents, State};
+use super::hugepage::Frames;
+use super::{Age, Extent, ExtentId, Extents, State};
 use crate::arena::slab::Bits;
 use crate::extent::base::Table;
 use crate::extent::page_map::Window;
@@ -12,6 +15,8 @@ use crate::os::{Errno, Os};
 
 /// How many runs an aligned request looks at before it asks for one that fits however it lies.
 const LOOKS: usize = 24;
+/// How many pieces in a row are passed over for the sake of huge pages.
+const PASSED: usize = 256;
 /// The smallest slab, pages.
 const LEAST_SLAB_PAGES: usize = 4;
 /// How many pieces of a run are looked at for its dirtiest place.
@@ -22,6 +27,7 @@ pub(crate) struct Space<O> {
     pub(crate) os: O,
     pub(crate) window: Window,
     pub(crate) extents: Extents,
+    pub(crate) frames: Frames,
     /// Bitmaps of slabs; which are in use is the arenas' affair.
     pub(crate) bits: Table<Bits>,
 }
@@ -32,6 +38,7 @@ impl<O: Os> Space<O> {
     pub(crate) fn ensure_records(&self, pages: usize) -> Result<(), Errno> {
         let records = pages / LEAST_SLAB_PAGES;
         self.extents.ensure(&self.os, u32::try_from(records).unwrap_or(u32::MAX))?;
+        self.frames.ensure(&self.os, pages)?;
         self.bits.ensure(&self.os, records)
     }
 }
@@ -49,13 +56,58 @@ impl Run {
     }
 }
 
+/// Pieces by when they became what they are.
+#[derive(Clone, Copy)]
+pub(crate) struct List {
+    oldest: ExtentId,
+    youngest: ExtentId,
+    pub(crate) pages: u64,
+    pub(crate) pieces: u64,
+}
+
+impl List {
+    const fn new() -> Self {
+        Self { oldest: 0, youngest: 0, pages: 0, pieces: 0 }
+    }
+
+    /// Since when the oldest piece is what it is.
+    pub(crate) fn oldest_ms<O>(&self, sp: &Space<O>) -> Option<u64> {
+        (self.oldest != 0).then(|| sp.extents.get(self.oldest).stamp_ms())
+    }
+
+    /// Pages that are what they are since `until_ms` or before.
+    pub(crate) fn pages_until<O>(&self, sp: &Space<O>, until_ms: Option<u64>) -> u64 {
+        let Some(until_ms) = until_ms else { return 0 };
+        let mut pages = 0;
+        let mut id = self.oldest;
+        while id != 0 {
+            let e = sp.extents.get(id);
+            if e.stamp_ms() > until_ms {
+                break;
+            }
+            pages += u64::from(e.pages());
+            id = e.next();
+        }
+        pages
+    }
+}
+
+/// What a piece that is cut leaves to its rests.
+#[derive(Clone, Copy)]
+struct Rest {
+    state: State,
+    age: Age,
+    stamp_ms: u64,
+    spread_ms: u64,
+}
+
 /// The free pieces of a heap, and the records of its extents.
 pub(crate) struct Cache {
     free: FreeTree,
-    oldest: ExtentId,
-    youngest: ExtentId,
-    pub(crate) dirty_pages: u64,
-    pub(crate) dirty_pieces: u64,
+    pub(crate) dirty: List,
+    pub(crate) muzzy: List,
+    /// Free pages of the kernel's reserved pools.
+    pub(crate) fixed_pages: u64,
     pub(crate) clean_pages: u64,
     spare_records: ExtentId,
     spare_count: u32,
@@ -68,10 +120,9 @@ impl Cache {
     pub(crate) const fn new() -> Self {
         Self {
             free: FreeTree::new(),
-            oldest: 0,
-            youngest: 0,
-            dirty_pages: 0,
-            dirty_pieces: 0,
+            dirty: List::new(),
+            muzzy: List::new(),
+            fixed_pages: 0,
             clean_pages: 0,
             spare_records: 0,
             spare_count: 0,
@@ -157,35 +208,69 @@ impl Cache {
 
     /// Makes `id` a dirty piece freed at `now_ms`, coalesced with neighbours of about that age.
     pub(crate) fn put_dirty<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now_ms: u64) {
-        let e = sp.extents.get(id);
-        e.set_state(State::Dirty);
-        e.set_stamp_ms(now_ms);
-        let merge_ms = self.merge_ms;
-        self.absorb(sp, id, |n| {
-            n.state() == State::Dirty && now_ms.saturating_sub(n.stamp_ms()) <= merge_ms
-        });
-        self.link_dirty(sp, id, self.youngest);
+        let fixed = sp.frames.is_fixed(sp.extents.get(id).start());
+        self.put_aged(sp, id, if fixed { Age::Fixed } else { Age::Dirty }, now_ms);
     }
 
-    /// Puts a dirty piece in the tree, and in the list after `after`.
-    fn link_dirty<O>(&mut self, sp: &Space<O>, id: ExtentId, after: ExtentId) {
+    /// Makes `id` a muzzy piece, coalesced with neighbours of about that age.
+    pub(crate) fn put_muzzy<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now_ms: u64) {
+        self.put_aged(sp, id, Age::Muzzy, now_ms);
+    }
+
+    fn put_aged<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, age: Age, now_ms: u64) {
         let e = sp.extents.get(id);
-        let before = if after == 0 { self.oldest } else { sp.extents.get(after).next() };
+        e.set_state(State::Dirty);
+        e.set_age(age);
+        e.set_stamp_ms(now_ms);
+        let merge_ms = self.merge_ms;
+        // All that was ever joined counts: a small block that comes and goes beside a large piece must
+        // not keep it young.
+        let spread_ms = Cell::new(0);
+        self.absorb(sp, id, |n| {
+            let since_ms = now_ms.saturating_sub(n.stamp_ms()) + n.spread_ms();
+            let fits = n.state() == State::Dirty && n.age() == age && since_ms <= merge_ms;
+            if fits {
+                spread_ms.set(spread_ms.get().max(since_ms));
+            }
+            fits
+        });
+        e.set_spread_ms(spread_ms.get());
+        let youngest = self.list(age).map_or(0, |list| list.youngest);
+        self.link(sp, id, youngest);
+    }
+
+    fn list(&mut self, age: Age) -> Option<&mut List> {
+        match age {
+            Age::Dirty => Some(&mut self.dirty),
+            Age::Muzzy => Some(&mut self.muzzy),
+            Age::Fixed => None,
+        }
+    }
+
+    /// Puts a dirty piece in the tree, and in its list after `after`.
+    fn link<O>(&mut self, sp: &Space<O>, id: ExtentId, after: ExtentId) {
+        let e = sp.extents.get(id);
+        let pages = u64::from(e.pages());
+        self.free.insert(&sp.extents, id);
+        let Some(list) = self.list(e.age()) else {
+            self.fixed_pages += pages;
+            return;
+        };
+        let before = if after == 0 { list.oldest } else { sp.extents.get(after).next() };
         e.set_prev(after);
         e.set_next(before);
         if after == 0 {
-            self.oldest = id
+            list.oldest = id
         } else {
             sp.extents.get(after).set_next(id)
         }
         if before == 0 {
-            self.youngest = id
+            list.youngest = id
         } else {
             sp.extents.get(before).set_prev(id)
         }
-        self.dirty_pages += u64::from(e.pages());
-        self.dirty_pieces += 1;
-        self.free.insert(&sp.extents, id);
+        list.pages += pages;
+        list.pieces += 1;
     }
 
     /// Merges `id`, which is in no tree, with its neighbours where `fits` says so.
@@ -219,16 +304,20 @@ impl Cache {
             self.clean_pages -= pages;
             return;
         }
-        self.dirty_pages -= pages;
-        self.dirty_pieces -= 1;
+        let Some(list) = self.list(e.age()) else {
+            self.fixed_pages -= pages;
+            return;
+        };
+        list.pages -= pages;
+        list.pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
         if prev == 0 {
-            self.oldest = next
+            list.oldest = next
         } else {
             sp.extents.get(prev).set_next(next)
         }
         if next == 0 {
-            self.youngest = prev
+            list.youngest = prev
         } else {
             sp.extents.get(next).set_prev(prev)
         }
@@ -286,19 +375,28 @@ impl Cache {
         let mut id = first;
         while at < run.end() {
             let e = sp.extents.get(id);
-            let (state, stamp, mut after) = (e.state(), e.stamp_ms(), e.prev());
+            let rest = Rest {
+                state: e.state(),
+                age: e.age(),
+                stamp_ms: e.stamp_ms(),
+                spread_ms: e.spread_ms(),
+            };
+            let mut after = e.prev();
             let piece = Run { start: e.start(), pages: e.pages() };
-            if state == State::Clean {
-                clean += piece.end().min(run.end()) - piece.start.max(run.start);
+            if rest.state == State::Clean {
+                let start = piece.start.max(run.start);
+                let taken = Run { start, pages: piece.end().min(run.end()) - start };
+                clean += taken.pages;
+                sp.frames.backed(taken);
             }
             self.unlink(sp, id);
             if piece.start < run.start {
                 let head = Run { start: piece.start, pages: run.start - piece.start };
-                after = self.put_rest(sp, head, (state, stamp), after);
+                after = self.put_rest(sp, head, rest, after);
             }
             if piece.end() > run.end() {
                 let tail = Run { start: run.end(), pages: piece.end() - run.end() };
-                self.put_rest(sp, tail, (state, stamp), after);
+                self.put_rest(sp, tail, rest, after);
             }
             if taken == 0 {
                 taken = id
@@ -314,22 +412,24 @@ impl Cache {
         (taken, clean)
     }
 
-    /// Puts back what is left of a piece that was cut, with its state and age. Returns the piece to put the
-    /// next one of the same age after.
+    /// Puts back what is left of a piece that was cut. Returns the piece to put the next one of the same
+    /// age after.
     fn put_rest<O: Os>(
         &mut self,
         sp: &Space<O>,
         run: Run,
-        (state, stamp): (State, u64),
+        rest: Rest,
         after: ExtentId,
     ) -> ExtentId {
-        let id = self.describe(sp, run, state, stamp);
-        if state == State::Clean {
+        let id = self.describe(sp, run, rest.state, rest.stamp_ms);
+        if rest.state == State::Clean {
             self.clean_pages += u64::from(run.pages);
             self.free.insert(&sp.extents, id);
             return after;
         }
-        self.link_dirty(sp, id, after);
+        sp.extents.get(id).set_age(rest.age);
+        sp.extents.get(id).set_spread_ms(rest.spread_ms);
+        self.link(sp, id, after);
         id
     }
 
@@ -370,37 +470,45 @@ impl Cache {
 
     // Purging.
 
-    /// The oldest dirty piece: when it was freed.
-    pub(crate) fn oldest_stamp_ms<O>(&self, sp: &Space<O>) -> Option<u64> {
-        (self.oldest != 0).then(|| sp.extents.get(self.oldest).stamp_ms())
-    }
-
-    /// Dirty pages freed at or before `until_ms`, counted up to `enough`.
-    pub(crate) fn pages_until<O>(&self, sp: &Space<O>, until_ms: u64, enough: u64) -> u64 {
-        let mut pages = 0;
-        let mut id = self.oldest;
-        while id != 0 && pages < enough {
-            let e = sp.extents.get(id);
-            if e.stamp_ms() > until_ms {
+    /// Takes the next part of `age`'s pieces to be purged, in the order of their ages: at most `pages`
+    /// of it, from `cursor` on, which moves on (0 at first). Parts that a huge page is kept for are
+    /// passed over unless they are that old since `overdue_ms`. Two records are reserved.
+    pub(crate) fn take_cold<O: Os>(
+        &mut self,
+        sp: &Space<O>,
+        age: Age,
+        cursor: &mut ExtentId,
+        (pages, overdue_ms): (u32, u64),
+    ) -> Option<ExtentId> {
+        let mut id = match *cursor {
+            0 => self.list(age)?.oldest,
+            id => id,
+        };
+        for _ in 0..PASSED {
+            if id == 0 {
                 break;
             }
-            pages += u64::from(e.pages());
-            id = e.next();
+            let e = sp.extents.get(id);
+            let all = Run { start: e.start(), pages: e.pages() };
+            let part = if e.stamp_ms() <= overdue_ms {
+                Some(Run { start: all.start, pages: all.pages.min(pages) })
+            } else {
+                sp.frames.cold_part(all, pages)
+            };
+            let (prev, next) = (e.prev(), e.next());
+            if let Some(run) = part {
+                let (taken, _) = self.cut(sp, id, run);
+                sp.extents.get(taken).set_state(State::Purging);
+                // What is left of the piece comes next; it has another record now.
+                let rest =
+                    if prev == 0 { self.list(age)?.oldest } else { sp.extents.get(prev).next() };
+                *cursor = if run.start > all.start { next } else { rest };
+                return Some(taken);
+            }
+            id = next;
         }
-        pages
-    }
-
-    /// Takes the oldest dirty piece, at most `pages` of it, to be purged. One record is reserved.
-    pub(crate) fn take_oldest<O: Os>(&mut self, sp: &Space<O>, pages: u32) -> Option<ExtentId> {
-        let id = self.oldest;
-        if id == 0 {
-            return None;
-        }
-        let e = sp.extents.get(id);
-        let run = Run { start: e.start(), pages: e.pages().min(pages) };
-        let (id, _) = self.cut(sp, id, run);
-        sp.extents.get(id).set_state(State::Purging);
-        Some(id)
+        *cursor = id;
+        None
     }
 }
 

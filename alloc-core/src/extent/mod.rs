@@ -9,13 +9,16 @@ pub(crate) mod base;
 pub(crate) mod cache;
 pub(crate) mod free_tree;
 pub(crate) mod heap;
+pub(crate) mod hugepage;
 pub(crate) mod page_map;
+pub(crate) mod purge;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trace;
 pub(crate) mod tree;
 
 use crate::extent::base::Table;
+use crate::extent::cache::Run;
 use crate::extent::free_tree::Node;
 use crate::os::{Errno, Os};
 use crate::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -58,6 +61,18 @@ impl State {
             _ => Self::Unused,
         }
     }
+}
+
+/// What becomes of a dirty piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Age {
+    /// It is given back, or made muzzy, when it is cold.
+    Dirty,
+    /// The kernel may take its pages when it wants to (`MADV_FREE`); it is given back later.
+    Muzzy,
+    /// It is of the kernel's reserved pools, and stays.
+    Fixed,
 }
 
 macro_rules! fields {
@@ -139,9 +154,37 @@ impl Extent {
         self.state.store(state as u8, Relaxed);
     }
 
+    /// Its pages.
+    pub(crate) fn run(&self) -> Run {
+        Run { start: self.start(), pages: self.pages() }
+    }
+
     /// The page after its last.
     pub(crate) fn end(&self) -> u32 {
         self.start() + self.pages()
+    }
+
+    /// Dirty piece: how much longer ago its pages may have been freed than its stamp says, milliseconds.
+    /// (It has no use for a slab's divisor.)
+    pub(crate) fn spread_ms(&self) -> u64 {
+        u64::from(self.magic())
+    }
+
+    pub(crate) fn set_spread_ms(&self, ms: u64) {
+        self.set_magic(u32::try_from(ms).unwrap_or(u32::MAX));
+    }
+
+    /// Dirty piece: which list it is in. (It has no use for a slab's hint.)
+    pub(crate) fn age(&self) -> Age {
+        match self.hint() {
+            0 => Age::Dirty,
+            1 => Age::Muzzy,
+            _ => Age::Fixed,
+        }
+    }
+
+    pub(crate) fn set_age(&self, age: Age) {
+        self.set_hint(age as u16);
     }
 
     pub(crate) fn is_free(&self) -> bool {

@@ -247,6 +247,8 @@ fn event() {
     let allocated = thread_allocated();
     tls.allocated_at_event.set(allocated.wrapping_add_signed(EVENT_BYTES));
     tls.bytes_until_event.set(EVENT_BYTES);
+    // Who only allocates frees no pages, and may have grown.
+    background::notice();
 }
 
 /// Bytes that this thread has allocated so far.

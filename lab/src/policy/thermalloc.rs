@@ -30,15 +30,13 @@ impl Kernel for Simulated {
 pub(super) struct Thermalloc {
     heap: Heap<Simulated>,
     blocks: HashMap<usize, Block>,
-    active: bool,
-    look_ms: u64,
     purge_calls: u64,
 }
 
 impl Thermalloc {
     pub(super) fn new(machine: Arc<Machine>, settings: Settings) -> Self {
         let heap = Heap::new(Simulated(machine), settings).expect("address space for the tables");
-        Self { heap, blocks: HashMap::new(), active: false, look_ms: 0, purge_calls: 0 }
+        Self { heap, blocks: HashMap::new(), purge_calls: 0 }
     }
 
     fn keep(&mut self, block: Block) -> Place {
@@ -59,19 +57,16 @@ impl Thermalloc {
 
 impl Policy for Thermalloc {
     fn alloc(&mut self, pages: usize) -> Option<Place> {
-        self.active = true;
         let block = self.heap.alloc(pages)?;
         Some(self.keep(block))
     }
 
     fn free(&mut self, place: Place) {
-        self.active = true;
         let block = self.block(place);
         self.heap.free(block);
     }
 
     fn resize(&mut self, place: Place, pages: usize) -> Option<Place> {
-        self.active = true;
         let block = self.block(place);
         let resized = self.heap.resize(block, pages);
         self.count_calls();
@@ -84,13 +79,6 @@ impl Policy for Thermalloc {
     }
 
     fn wake(&mut self) -> Option<u64> {
-        let now = self.heap.kernel().now_ms();
-        if now >= self.look_ms {
-            if std::mem::take(&mut self.active) {
-                self.heap.note_active();
-            }
-            self.look_ms = now + LOOK_MS;
-        }
         let rest_ms = self.heap.step();
         self.count_calls();
         rest_ms.map(|ms| ms.clamp(1, LOOK_MS) * 1000)
