@@ -472,13 +472,13 @@ impl Cache {
 
     /// Takes the next part of `age`'s pieces to be purged, in the order of their ages: at most `pages`
     /// of it, from `cursor` on, which moves on (0 at first). Parts that a huge page is kept for are
-    /// passed over unless they are that old since `overdue_ms`. Two records are reserved.
+    /// passed over unless it may be `split`. Two records are reserved.
     pub(crate) fn take_cold<O: Os>(
         &mut self,
         sp: &Space<O>,
         age: Age,
         cursor: &mut ExtentId,
-        (pages, overdue_ms): (u32, u64),
+        (pages, split): (u32, bool),
     ) -> Option<ExtentId> {
         let mut id = match *cursor {
             0 => self.list(age)?.oldest,
@@ -490,7 +490,7 @@ impl Cache {
             }
             let e = sp.extents.get(id);
             let all = Run { start: e.start(), pages: e.pages() };
-            let part = if e.stamp_ms() <= overdue_ms {
+            let part = if split {
                 Some(Run { start: all.start, pages: all.pages.min(pages) })
             } else {
                 sp.frames.cold_part(all, pages)
@@ -587,8 +587,8 @@ fn dirtiest<O>(sp: &Space<O>, first: ExtentId, lowest: Run, align: u32) -> u32 {
     };
     let Some(latest) = end.checked_sub(lowest.pages) else { return lowest.start };
     let (mut best, mut most) = (lowest.start, pages_in(lowest.start));
-    for d in dirty {
-        let wanted = align_up(sp, d.start.min(latest), align);
+    for wanted in dirty.iter().flat_map(|d| [d.start, d.end().saturating_sub(lowest.pages)]) {
+        let wanted = align_up(sp, wanted.min(latest), align);
         if let Some(start) = wanted.filter(|&start| start >= lowest.start && start <= latest)
             && pages_in(start) > most
         {

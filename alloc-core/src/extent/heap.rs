@@ -7,7 +7,7 @@ use super::page_map::{LG_PAGE, PAGE, Window};
 use super::purge::Batch;
 use super::trace::{self, Kind};
 use super::{Age, ExtentId, Extents, State};
-use crate::heat::decay::Times;
+use crate::heat::decay::{Decay, Times};
 use crate::heat::demand::Demand;
 use crate::heat::regret::Regret;
 use crate::os::{Errno, Os, Range};
@@ -38,6 +38,8 @@ pub(super) struct Inner {
     pub(super) cache: Cache,
     pub(super) demand: Demand,
     pub(super) times: Times,
+    pub(super) decay: Decay,
+    pub(super) muzzy_decay: Decay,
     pub(super) regret: Regret,
     pub(super) pressure: Pressure,
     pub(super) looks: Looks,
@@ -139,6 +141,8 @@ impl<O: Os> PageHeap<O> {
                 cache: Cache::new(),
                 demand: Demand::new(5000),
                 times: Times::new(5000, Some(2000)),
+                decay: Decay::new(),
+                muzzy_decay: Decay::new(),
                 regret: Regret::new(5000),
                 pressure: Pressure::None,
                 looks: Looks::new(),
@@ -174,7 +178,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         inner.regret.set_base_ms(times.window_ms);
         inner.times = Times { window_ms: inner.times.window_ms, ..times };
-        inner.follow_regret();
+        inner.follow_regret(self.space.os.now_ms());
     }
 
     /// Sets what the window grows by. Called once, before anything is given out.
@@ -353,15 +357,15 @@ impl Inner {
         self.demand.add(now, u64::from(pages));
         self.regret.active(now, u64::from(pages), self.demand.in_use());
         if clean > 0 && self.regret.asked(now, u64::from(clean), self.demand.in_use()) > 0 {
-            self.follow_regret();
+            self.follow_regret(now);
         }
     }
 
     /// Puts the window in force where it counts.
-    pub(super) fn follow_regret(&mut self) {
+    pub(super) fn follow_regret(&mut self, now: u64) {
         let window_ms = self.regret.window_ms();
         self.times.window_ms = window_ms;
-        self.demand.set_window_ms(window_ms);
+        self.demand.set_window_ms(now, window_ms);
         self.cache.merge_ms = window_ms / 16;
     }
 

@@ -10,6 +10,8 @@ pub(crate) mod cache;
 pub(crate) mod free_tree;
 pub(crate) mod heap;
 pub(crate) mod hugepage;
+#[cfg(test)]
+mod invariants;
 pub(crate) mod page_map;
 pub(crate) mod purge;
 #[cfg(test)]

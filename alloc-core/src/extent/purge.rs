@@ -7,7 +7,7 @@ use super::cache::Space;
 use super::heap::{Inner, PageHeap};
 use super::page_map::LG_PAGE;
 use super::{Age, ExtentId};
-use crate::heat::decay::{self, Sight, Times};
+use crate::heat::decay::{Sight, Times};
 use crate::os::{Os, Range};
 use crate::policy::pressure::Pressure;
 
@@ -62,8 +62,8 @@ impl Batch {
 struct Order {
     age: Age,
     pages: u64,
-    /// Pieces that are what they are since this time or before go although a huge page is split.
-    overdue_ms: u64,
+    /// What is free of a huge page goes although the page is otherwise in use.
+    split: bool,
     lazily: bool,
 }
 
@@ -116,15 +116,14 @@ impl<O: Os> PageHeap<O> {
     }
 
     fn purge_at_once(&self, age: Age, pages: u64) -> u64 {
-        self.carry_out(Order { age, pages, overdue_ms: u64::MAX, lazily: false })
+        self.carry_out(Order { age, pages, split: true, lazily: false })
     }
 
     /// Purges in the order of age, some pieces to a call and with the heap unlocked meanwhile. Returns
     /// how many pages went. The caller holds `purging`.
     fn carry_out(&self, order: Order) -> u64 {
         let sp = &self.space;
-        let unit = (sp.os.page_size() >> LG_PAGE).max(1) as u64;
-        let (mut left, mut purged) = (order.pages.next_multiple_of(unit), 0);
+        let (mut left, mut purged) = (order.pages.next_multiple_of(unit_pages(sp)), 0);
         while left > 0 {
             let mut batch = Batch::new(order.lazily);
             let mut cursor = 0;
@@ -132,7 +131,7 @@ impl<O: Os> PageHeap<O> {
             while left > 0 && !batch.is_full() && inner.cache.reserve_records(sp, 2).is_ok() {
                 let room = left.min(PURGE_PAGES - batch.pages);
                 #[allow(clippy::cast_possible_truncation, reason = "at most PURGE_PAGES")]
-                let most = (room as u32, order.overdue_ms);
+                let most = (room as u32, order.split);
                 let Some(id) = inner.cache.take_cold(sp, order.age, &mut cursor, most) else {
                     break;
                 };
@@ -215,45 +214,41 @@ impl Inner {
     /// What is to be purged now.
     fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> [Order; 2] {
         self.regret.relax(now);
-        self.follow_regret();
+        self.follow_regret(now);
         let times = self.times;
-        let lazily = times.muzzy_ms != Some(0) && !self.refuses_lazily;
         let peak = self.demand.peak(now);
-        let dirty = self.cache.dirty;
-        let overdue = |decay: Option<u64>| now.checked_sub(times.window_ms + decay?);
+        let dirty = &self.cache.dirty;
         let sight = Sight {
             dirty: dirty.pages,
             warm: peak - self.demand.in_use(),
             aged: dirty.pages_until(sp, now.checked_sub(times.window_ms)),
-            overdue: dirty.pages_until(sp, overdue(times.decay_ms)),
             oldest_ms: dirty.oldest_ms(sp).unwrap_or(now),
+            unit: unit_pages(sp),
             now_ms: now,
             last_ms: self.last_step_ms,
         };
-        let dirty = Order {
-            age: Age::Dirty,
-            pages: decay::budget(times, sight),
-            overdue_ms: overdue(times.decay_ms).unwrap_or(0),
-            lazily,
-        };
-        [self.muzzy_due(sp, now), dirty]
+        let pages = self.decay.budget(times, sight);
+        let lazily = times.muzzy_ms != Some(0) && !self.refuses_lazily;
+        // A program at work uses its huge pages.
+        let split = self.regret.is_quiet(now);
+        [self.muzzy_due(sp, now), Order { age: Age::Dirty, pages, split, lazily }]
     }
 
     /// Muzzy pieces decay as dirty ones do, with nothing to be kept warm.
-    fn muzzy_due<O: Os>(&self, sp: &Space<O>, now: u64) -> Order {
-        let times = Times { window_ms: 0, decay_ms: self.times.muzzy_ms, muzzy_ms: None };
-        let muzzy = self.cache.muzzy;
+    fn muzzy_due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> Order {
+        let times = Times::new(0, self.times.muzzy_ms);
+        let muzzy = &self.cache.muzzy;
         let sight = Sight {
             dirty: muzzy.pages,
             warm: 0,
             aged: muzzy.pages,
-            overdue: muzzy.pages_until(sp, times.decay_ms.and_then(|ms| now.checked_sub(ms))),
             oldest_ms: muzzy.oldest_ms(sp).unwrap_or(now),
+            unit: unit_pages(sp),
             now_ms: now,
             last_ms: self.last_step_ms,
         };
-        let pages = if muzzy.pages == 0 { 0 } else { decay::budget(times, sight) };
-        Order { age: Age::Muzzy, pages, overdue_ms: u64::MAX, lazily: false }
+        let pages = self.muzzy_decay.budget(times, sight);
+        Order { age: Age::Muzzy, pages, split: true, lazily: false }
     }
 
     /// How long until something may be due, milliseconds.
@@ -283,4 +278,9 @@ impl Inner {
         self.looks.counts.split += split;
         self.cache.put_clean(sp, id);
     }
+}
+
+/// Unit pages of one page of the kernel's.
+fn unit_pages<O: Os>(sp: &Space<O>) -> u64 {
+    (sp.os.page_size() >> LG_PAGE).max(1) as u64
 }

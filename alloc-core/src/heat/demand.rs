@@ -11,20 +11,26 @@ pub(crate) struct Demand {
     /// Number of the newest slot: `now / slot length`.
     newest: u64,
     in_use: u64,
+    /// When that last changed.
+    changed_ms: u64,
     window_ms: u64,
 }
 
 impl Demand {
     pub(crate) const fn new(window_ms: u64) -> Self {
-        Self { slots: [0; SLOTS], newest: 0, in_use: 0, window_ms }
+        Self { slots: [0; SLOTS], newest: 0, in_use: 0, changed_ms: 0, window_ms }
     }
 
-    /// Changes the window's length; what was seen so far is forgotten but for the present.
-    pub(crate) fn set_window_ms(&mut self, window_ms: u64) {
-        if self.window_ms != window_ms {
-            let in_use = self.in_use;
-            *self = Self { slots: [in_use; SLOTS], in_use, ..Self::new(window_ms) };
+    /// Changes the window's length. The new one starts with the peak of the one before.
+    pub(crate) fn set_window_ms(&mut self, now_ms: u64, window_ms: u64) {
+        if self.window_ms == window_ms {
+            return;
         }
+        let peak = self.peak(now_ms);
+        self.window_ms = window_ms;
+        self.newest = now_ms / self.slot_ms();
+        self.slots = [self.in_use; SLOTS];
+        self.slots[index(self.newest)] = peak;
     }
 
     /// Pages in use now.
@@ -35,6 +41,7 @@ impl Demand {
     /// Notes `pages` more in use.
     pub(crate) fn add(&mut self, now_ms: u64, pages: u64) {
         self.roll(now_ms);
+        self.changed_ms = now_ms;
         self.in_use += pages;
         let slot = &mut self.slots[index(self.newest)];
         *slot = (*slot).max(self.in_use);
@@ -43,6 +50,7 @@ impl Demand {
     /// Notes `pages` fewer in use.
     pub(crate) fn sub(&mut self, now_ms: u64, pages: u64) {
         self.roll(now_ms);
+        self.changed_ms = now_ms;
         debug_assert!(self.in_use >= pages);
         self.in_use = self.in_use.saturating_sub(pages);
     }
@@ -50,14 +58,17 @@ impl Demand {
     /// Most pages in use at one time within the window that ends now.
     pub(crate) fn peak(&mut self, now_ms: u64) -> u64 {
         self.roll(now_ms);
+        // Exact, where the slots know it to the length of one only.
+        if now_ms.saturating_sub(self.changed_ms) > self.window_ms {
+            return self.in_use;
+        }
         self.slots.iter().copied().fold(self.in_use, u64::max)
     }
 
     /// Starts new slots up to now; each begins with what is in use at its start. A slot leaves the
     /// ring when all of it is older than the window, so that all but the newest must span that much.
     fn roll(&mut self, now_ms: u64) {
-        let slot_ms = self.window_ms.div_ceil(SLOTS as u64 - 1).max(1);
-        let now = now_ms / slot_ms;
+        let now = now_ms / self.slot_ms();
         let steps = now.saturating_sub(self.newest).min(SLOTS as u64);
         if steps == 0 {
             return;
@@ -66,6 +77,10 @@ impl Demand {
             self.slots[index(now - step)] = self.in_use;
         }
         self.newest = now;
+    }
+
+    fn slot_ms(&self) -> u64 {
+        self.window_ms.div_ceil(SLOTS as u64 - 1).max(1)
     }
 }
 
@@ -87,7 +102,29 @@ mod tests {
         for now in (10_100..=17_000).step_by(100) {
             assert_eq!(d.peak(now), 100, "at {now}");
         }
-        assert_eq!(d.peak(18_100), 10, "one slot more than the window is the most it may stay");
+        assert_eq!(d.peak(17_101), 10);
+    }
+
+    #[test]
+    fn while_demand_changes_the_peak_may_stay_for_one_slot_more() {
+        let mut d = Demand::new(7000);
+        d.add(10_000, 100);
+        d.sub(10_100, 90);
+        d.sub(15_000, 1);
+        assert_eq!((d.peak(17_100), d.peak(18_100)), (100, 10));
+    }
+
+    #[test]
+    fn another_window_keeps_the_peak() {
+        for other_ms in [7000, 500] {
+            let mut d = Demand::new(1000);
+            d.add(10_000, 100);
+            d.sub(10_100, 90);
+            d.set_window_ms(10_200, other_ms);
+            assert_eq!((d.peak(10_200), d.peak(10_101 + other_ms)), (100, 10));
+            d.add(10_101 + other_ms, 1);
+            assert_eq!(d.peak(10_200 + other_ms), 100);
+        }
     }
 
     #[test]
