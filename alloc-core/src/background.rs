@@ -1,6 +1,6 @@
-//! The background thread: gives cold pages back and empties the caches of idle CPUs, also when the
-//! program makes no call any more. It is made late, when the first pages become free, by a raw
-//! `clone`: that takes no lock of libc and allocates nothing, so any free may make it. It runs on
+//! The background thread: gives cold pages back, empties the caches of idle CPUs and makes huge pages,
+//! also when the program makes no call any more. It is made late, when the first pages become free or
+//! the program has grown, by a raw `clone`: that takes no lock of libc and allocates nothing, so any free may make it. It runs on
 //! its own stack with a dummy thread block, with all signals blocked, and calls nothing but system
 //! calls. When nothing is left to do it sleeps without a time-out.
 //!
@@ -8,11 +8,15 @@
 use core::cell::UnsafeCell;
 
 use crate::control::options;
+use crate::extent::page_map::LG_PAGE;
+use crate::extent::trace;
 use crate::front;
 use crate::os::linux::{self, Linux};
-use crate::os::{Os, ids};
+use crate::os::{Errno, Os, ids};
+use crate::policy::thp::{self, Thp};
 use crate::process::HEAP;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::trace_file;
 
 /// There is no thread.
 const NONE: u32 = 0;
@@ -25,6 +29,8 @@ const UNAVAILABLE: u32 = 3;
 
 /// Free pages below which no thread is made: 1 MiB.
 const WORTH_PAGES: u64 = 256;
+/// Pages of the window below which no thread is made for the sake of huge pages.
+const LARGE_PAGES: u64 = thp::WORTH_BYTES >> LG_PAGE;
 /// How often caches are looked at, milliseconds.
 const CACHES_MS: u64 = 250;
 /// How often pressure is looked at, milliseconds.
@@ -34,8 +40,9 @@ const STACK_BYTES: usize = 32 << 10;
 static STATE: AtomicU32 = AtomicU32::new(NONE);
 /// The kernel clears it when the thread has left its stack.
 static ALIVE_TID: AtomicU32 = AtomicU32::new(0);
-/// Where no thread is: when the next step is due.
+/// Where no thread is: when the next step, and the next look at pressure, are due.
 static NEXT_STEP_MS: AtomicU64 = AtomicU64::new(0);
+static NEXT_PRESSURE_MS: AtomicU64 = AtomicU64::new(0);
 
 #[repr(C, align(4096))]
 struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
@@ -63,7 +70,8 @@ fn wake() {
 
 #[cold]
 fn without_thread() {
-    if HEAP.pages.dirty_hint() < WORTH_PAGES {
+    let large = u64::from(HEAP.pages.space.window.pages()) >= LARGE_PAGES;
+    if HEAP.pages.dirty_hint() < WORTH_PAGES && !large && !trace::on() {
         return;
     }
     if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
@@ -81,6 +89,12 @@ fn without_thread() {
     {
         HEAP.pages.set_times(crate::process::times());
         HEAP.pages.step();
+        let due = NEXT_PRESSURE_MS.load(Ordering::Relaxed);
+        if now >= due {
+            NEXT_PRESSURE_MS.store(now + PRESSURE_MS, Ordering::Relaxed);
+            HEAP.pages.relieve(crate::process::pressure());
+        }
+        trace_file::write_out();
     }
 }
 
@@ -108,16 +122,13 @@ pub(crate) fn forget() {
 }
 
 extern "C" fn run(_: *mut u8) {
-    let (mut caches_ms, mut pressure_ms) = (0, 0);
+    let (mut caches_ms, mut pressure_ms, mut huge_ms) = (0, 0, 0);
     while options::background_thread() {
         ids::follow_leader();
         HEAP.pages.set_times(crate::process::times());
         let now = Linux.now_ms();
         let mut busy = true;
         if now >= caches_ms {
-            if front::active() {
-                HEAP.pages.note_active();
-            }
             busy = front::tend() > 0;
             HEAP.release_unused();
             caches_ms = now + CACHES_MS;
@@ -127,22 +138,31 @@ extern "C" fn run(_: *mut u8) {
             pressure_ms = now + PRESSURE_MS;
         }
         let rest_ms = HEAP.pages.step();
-        if rest_ms.is_none() && !busy {
-            sleep();
+        let mut huge_rest = (huge_ms > now).then(|| huge_ms - now);
+        if huge_rest.is_none() && options::thp() == Thp::Evidence {
+            huge_rest = HEAP.pages.hugify();
+            // What the program fills meanwhile is not to wait as long.
+            huge_ms = now + huge_rest.unwrap_or(0).min(CACHES_MS);
+        }
+        trace_file::write_out();
+        if rest_ms.is_none() && !busy && !trace::on() {
+            sleep(huge_rest);
             continue;
         }
-        let rest = rest_ms.unwrap_or(CACHES_MS).min(CACHES_MS);
+        let rest = rest_ms.unwrap_or(CACHES_MS).min(CACHES_MS).min(huge_rest.unwrap_or(CACHES_MS));
         let _ = linux::futex_wait(&STATE, AWAKE, Some(rest));
     }
     STATE.store(NONE, Ordering::Release);
 }
 
-/// Sleeps until [`notice`].
-fn sleep() {
+/// Sleeps until [`notice`], or for `most_ms`.
+fn sleep(most_ms: Option<u64>) {
     STATE.store(ASLEEP, Ordering::SeqCst);
     // Pages that were freed before the state was seen have no one to wake for them.
     while STATE.load(Ordering::SeqCst) == ASLEEP && HEAP.pages.dirty_hint() == 0 {
-        let _ = linux::futex_wait(&STATE, ASLEEP, None);
+        if linux::futex_wait(&STATE, ASLEEP, most_ms) == Err(Errno(libc::ETIMEDOUT)) {
+            break;
+        }
     }
     STATE.store(AWAKE, Ordering::SeqCst);
 }

@@ -27,12 +27,17 @@ pub(crate) mod fatal;
 pub(crate) mod front;
 #[cfg(not(loom))]
 pub(crate) mod heat;
+#[cfg(all(feature = "lab", not(loom)))]
+#[doc(hidden)]
+pub mod lab;
 pub(crate) mod os;
 #[cfg(not(loom))]
 pub(crate) mod policy;
 #[cfg(not(loom))]
 pub(crate) mod process;
 pub(crate) mod sync;
+#[cfg(not(loom))]
+mod trace_file;
 
 // A loom build has what synchronises and no more: loom's types can't be in a `static`.
 #[cfg(loom)]

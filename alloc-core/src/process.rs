@@ -11,6 +11,7 @@ use crate::os::{fork, linux, start};
 use crate::policy::pressure::{self, Limits, Pressure};
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::lock::{Side, gate};
+use crate::trace_file;
 
 /// The heap.
 pub(crate) static HEAP: Heap<Linux> = Heap::new(Linux);
@@ -61,7 +62,11 @@ fn initialise() -> bool {
     if HEAP.init(place, arenas).is_err() {
         return false;
     }
+    trace_file::start(|line| {
+        let _ = linux::write(2, line);
+    });
     HEAP.pages.set_times(times());
+    HEAP.pages.set_huge(options::thp(), options::hugetlb());
     MANY_NODES.store(start::numa_nodes() > 1, Ordering::Relaxed);
     fork::register(&FORK);
     true
@@ -79,12 +84,13 @@ fn first(random: [u8; 16]) -> [u8; 8] {
     [a, b, c, d, e, f, g, h]
 }
 
-/// The window and the decay that the options ask for.
+/// The window and the decays that the options ask for.
 pub(crate) fn times() -> Times {
     let ms = |v: i64| u64::try_from(v).ok();
     Times {
         window_ms: ms(options::hot_window_ms()).unwrap_or(0),
         decay_ms: ms(options::dirty_decay_ms()),
+        muzzy_ms: ms(options::muzzy_decay_ms()),
     }
 }
 
@@ -171,6 +177,7 @@ fn after_fork() {
 fn in_child() {
     NEW_CHILD.store(true, Ordering::Relaxed);
     background::forget();
+    trace_file::forget();
     if !QUIET.load(Ordering::Relaxed) {
         HEAP.transfer().forget();
     }

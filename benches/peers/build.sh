@@ -30,7 +30,6 @@ whole() { # output, archive, linker options...
 }
 
 whole libjemalloc.so "$(archive tikv-jemalloc-sys libjemalloc_pic.a)"
-whole libmimalloc.so "$(archive libmimalloc-sys libmimalloc.a)"
 
 # This crate compiles tcmalloc without its malloc aliases; the linker gives the functions their
 # usual names back, so that a call costs what it costs in a plain build.
@@ -41,13 +40,23 @@ aligned_alloc=AlignedAlloc valloc=Valloc pvalloc=Pvalloc malloc_usable_size=Mall
 whole libtcmalloc.so "$(archive libtcmalloc-sys libtcmalloc.a)" \
     $(for n in $names; do echo "-Wl,--defsym=${n%=*}=TCMallocInternal${n#*=}"; done)
 
-# snmalloc's crate builds the entry points for Rust only; its own shim is built from the same sources.
-source=$(cargo metadata --locked --format-version 1 | python3 -c '
+# The rest are built as upstream builds its library to preload, by the sources' own CMake files.
+sources() { # package, folder in it
+    cargo metadata --locked --format-version 1 | python3 -c '
 import json, os, sys
 for p in json.load(sys.stdin)["packages"]:
-    if p["name"] == "snmalloc-sys":
-        print(os.path.dirname(p["manifest_path"]) + "/upstream")')
-cmake -S "$source" -B "$build/snmalloc" -DCMAKE_BUILD_TYPE=Release >/dev/null
+    if p["name"] == sys.argv[1]:
+        print(os.path.join(os.path.dirname(p["manifest_path"]), sys.argv[2]))' "$1" "$2"
+}
+
+# A Release build with all defaults: MI_OVERRIDE is on, and thread-local variables are initial-exec.
+cmake -S "$(sources vey-mimalloc-sys mimalloc)" -B "$build/mimalloc" -DCMAKE_BUILD_TYPE=Release >/dev/null
+cmake --build "$build/mimalloc" --target mimalloc >/dev/null
+cp -L "$build/mimalloc/libmimalloc.so" "$out/libmimalloc.so"
+echo "built $out/libmimalloc.so"
+
+# snmalloc's crate builds the entry points for Rust only; its own shim is built from the same sources.
+cmake -S "$(sources snmalloc-sys upstream)" -B "$build/snmalloc" -DCMAKE_BUILD_TYPE=Release >/dev/null
 cmake --build "$build/snmalloc" --target snmallocshim >/dev/null
 cp "$build/snmalloc/libsnmallocshim.so" "$out/libsnmalloc.so"
 echo "built $out/libsnmalloc.so"

@@ -56,8 +56,9 @@ fn all() -> Vec<i64> {
 }
 
 fn apply(setting: &Setting<'_>) {
-    let name =
-        options::ROWS.get(usize::from(setting.row) % 9).map_or(setting.name, |known| known.name);
+    let name = options::ROWS
+        .get(usize::from(setting.row) % (options::ROWS.len() + 1))
+        .map_or(setting.name, |known| known.name);
     let text = match setting.value {
         Value::Text(text) => text.to_owned(),
         Value::Number(number, unit) => {

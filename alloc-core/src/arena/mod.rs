@@ -44,7 +44,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) const fn new() -> Self {
-        const BIN: Bin = Bin { current: 0, partial: Tree::by_address() };
+        const BIN: Bin = Bin { current: 0, partial: Tree::new() };
         Self { bins: Mutex::new(Bins([BIN; SLAB_CLASSES + 1])), pending: Pending::new() }
     }
 }
@@ -244,7 +244,7 @@ impl<O: Os> Heap<O> {
                 }
                 bin.current = 0;
             }
-            let lowest = bin.partial.at_least(extents, 0);
+            let lowest = bin.partial.lowest(extents);
             if lowest == 0 {
                 bin.current = self.new_slab(arena, class)?;
                 return Some(bin.current);

@@ -148,11 +148,11 @@ fn load_in(
         return None;
     }
     if let Some(text) = env(b"MALLOC_CONF") {
-        apply(options, text, |_| {});
+        apply(options, text, Source::Shared, |_| {});
     }
     let (mut first, mut count) = (None, 0);
     if let Some(text) = env(b"THERMALLOC_CONF") {
-        apply(options, text, |fault| {
+        apply(options, text, Source::Own, |fault| {
             first.get_or_insert(fault);
             count += 1;
         });
@@ -160,7 +160,15 @@ fn load_in(
     first.map(|fault| message(options, fault, count))
 }
 
-fn apply<'a>(options: &Options, text: &'a [u8], mut fault: impl FnMut(Fault<'a>)) {
+/// Whose variable a text is from.
+#[derive(Clone, Copy, PartialEq)]
+enum Source {
+    Own,
+    /// Other allocators read it too, and may mean another thing by a name of ours: so it names no file.
+    Shared,
+}
+
+fn apply<'a>(options: &Options, text: &'a [u8], source: Source, mut fault: impl FnMut(Fault<'a>)) {
     for item in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii) {
         let separator = item.iter().position(|&byte| byte == b':' || byte == b'=');
         let (name, value) = match separator.and_then(|at| item.split_at_checked(at)) {
@@ -168,6 +176,7 @@ fn apply<'a>(options: &Options, text: &'a [u8], mut fault: impl FnMut(Fault<'a>)
             None => (item, None),
         };
         match (find_bytes(name), value) {
+            (Some(row), _) if row.kind == Kind::Text && source == Source::Shared => {}
             (Some(row), Some(value)) if row.load_in(options, value) => {}
             (Some(row), Some(value)) => fault(Fault::Invalid(row, value)),
             _ if item.is_empty() || is_jemalloc_name(name) => {}
@@ -200,7 +209,7 @@ fn message(options: &Options, fault: Fault<'_>, count: u64) -> Line<MESSAGE_BYTE
             line.str(row.name).str(": \"").excerpt(value, EXCERPT_BYTES).str("\" is not ");
             expected(row, &mut line);
             line.str(": using ");
-            row.show(row.get_in(options), &mut line);
+            row.show_short_in(options, EXCERPT_BYTES, &mut line);
         }
     }
     if count > 1 {
@@ -212,8 +221,22 @@ fn message(options: &Options, fault: Fault<'_>, count: u64) -> Line<MESSAGE_BYTE
 
 fn expected(row: &Row, line: &mut Line<MESSAGE_BYTES>) {
     match row.kind {
-        Kind::Bool => {
-            line.str("true or false");
+        Kind::Bool | Kind::Thp | Kind::Hugetlb => {
+            let words = row.kind.words();
+            for (i, word) in words.iter().enumerate() {
+                let before = if i == 0 {
+                    ""
+                } else if i + 1 == words.len() {
+                    " or "
+                } else {
+                    ", "
+                };
+                line.str(before).str(word);
+            }
+            return;
+        }
+        Kind::Text => {
+            line.str("a text of up to ").signed(row.max).str(" plain characters");
             return;
         }
         Kind::Bytes => line.str("a size from "),
@@ -303,6 +326,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_named_by_our_own_variable_alone() {
+        let path = |options: &Options| {
+            let mut line = Line::<300>::new();
+            find("trace_file").unwrap().show_in(options, &mut line);
+            String::from_utf8(line.as_bytes().to_vec()).unwrap()
+        };
+        let (options, line) = load_texts(b"trace_file:/a,trace_file", b"", false);
+        assert_eq!((path(&options), line), ("".into(), None));
+        let (options, line) = load_texts(b"", b"trace_file: /a:b=%p ,rseq:false", false);
+        assert_eq!((path(&options), line), ("/a:b=%p".into(), None));
+        assert_eq!(value(&options, "rseq"), 0);
+        let (options, _) = load_texts(b"", b"trace_file:/a", true);
+        assert_eq!(path(&options), "");
+        let long = "trace_file:/".to_string() + &"x".repeat(255);
+        let (options, line) = load_texts(b"", long.as_bytes(), false);
+        assert_eq!(path(&options), "");
+        assert!(
+            line.unwrap()
+                .ends_with("...\" is not a text of up to 255 plain characters: using none\n")
+        );
+    }
+
+    #[test]
     fn a_privileged_process_reads_nothing() {
         let (options, line) = load_texts(b"narenas:8", b"narenas:9,rseq:maybe", true);
         assert_eq!(line, None);
@@ -316,7 +362,16 @@ mod tests {
                 "hot_window_ms:abc",
                 "option hot_window_ms: \"abc\" is not a number from 0 to 60000: using 5000",
             ),
-            ("rseq=1", "option rseq: \"1\" is not true or false: using true"),
+            (
+                "trace_file:/a\"b",
+                "option trace_file: \"/a\"b\" is not a text of up to 255 plain characters: using none",
+            ),
+            (
+                "trace_file:/a,trace_file:/<",
+                "option trace_file: \"/<\" is not a text of up to 255 plain characters: using /a",
+            ),
+            ("trace_file", "option trace_file: has no value: write name:value"),
+            ("rseq=1", "option rseq: \"1\" is not false or true: using true"),
             (
                 "cpu_cache_bytes:2G",
                 "option cpu_cache_bytes: \"2G\" is not a size from 0 to 1G: using 8M",
@@ -343,7 +398,7 @@ mod tests {
             "",
             ",",
             " , ,",
-            "thp:maybe,prof:99,prof_new_thing:1,junk,tcache_max:-4",
+            "metadata_thp:maybe,prof:99,prof_new_thing:1,junk,tcache_max:-4",
             "narenas:default",
         ] {
             assert_eq!(complaint(text), None, "{text}");
@@ -369,7 +424,13 @@ mod tests {
     fn jemalloc_names_are_sorted_and_ours_among_them_are_rows() {
         assert!(JEMALLOC_NAMES.is_sorted());
         let ours = JEMALLOC_NAMES.iter().filter(|name| find(name).is_some());
-        assert!(ours.eq(&["background_thread", "dirty_decay_ms", "narenas"]));
+        assert!(ours.eq(&[
+            "background_thread",
+            "dirty_decay_ms",
+            "muzzy_decay_ms",
+            "narenas",
+            "thp"
+        ]));
     }
 
     #[test]

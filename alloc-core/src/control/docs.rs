@@ -22,7 +22,8 @@ Options are read once, when the process starts, from two environment variables o
 `name:value` or `name=value`, separated by commas; spaces around them do not matter. `MALLOC_CONF` is read first and
 `THERMALLOC_CONF` after it, and the last value of an option wins: so a setting made for jemalloc carries over, and one
 made for thermalloc overrides it. The value `default` sets the default. A process with raised rights (set-user-ID and
-the like) reads neither.
+the like) reads neither. An option that is a text is taken from `THERMALLOC_CONF` alone; its characters are those of
+ASCII that can be printed, without `\"`, `\\`, `<`, `>`, `&` and the comma.
 
 What is wrong in `THERMALLOC_CONF` has no effect and is reported on standard error in one line for the whole process.
 Nothing in `MALLOC_CONF` is ever reported, as other allocators read it too.
@@ -64,10 +65,14 @@ fn shown(row: &options::Row, value: i64) -> String {
 fn values(row: &options::Row) -> String {
     let range = format!("{} to {}", shown(row, row.min), shown(row, row.max));
     match row.kind {
-        Kind::Bool => "`true`, `false`".into(),
+        Kind::Bool | Kind::Thp | Kind::Hugetlb => {
+            let words: Vec<_> = row.kind.words().iter().map(|word| format!("`{word}`")).collect();
+            words.join(", ")
+        }
         Kind::Ms => format!("{range} ms"),
         Kind::Bytes => format!("{range} bytes, with K, M or G"),
         Kind::Count => range,
+        Kind::Text => format!("a text of up to {} characters", row.max),
     }
 }
 
@@ -78,7 +83,11 @@ fn options_page() -> String {
             Mutability::Start => "start",
             Mutability::Live => "live",
         };
-        let (name, values, default) = (row.name, values(row), shown(row, row.default));
+        let default = match row.kind {
+            Kind::Text => "empty".into(),
+            _ => shown(row, row.default),
+        };
+        let (name, values) = (row.name, values(row));
         page += &format!("| `{name}` | {values} | {default} | {set} | {} |\n", row.doc);
     }
     page += JEMALLOC_HEAD;
@@ -97,6 +106,8 @@ fn stats_page() -> String {
             Unit::Bytes => "bytes",
             Unit::Count => "count",
             Unit::Milliseconds => "ms",
+            Unit::Microseconds => "us",
+            Unit::Percent => "%",
         };
         let span = match row.span {
             Span::Now => "now",

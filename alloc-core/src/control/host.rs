@@ -5,7 +5,7 @@
 //! `dlsym` and works without it. Invariant: fields are only ever added at the end, and `size`
 //! grows with them. Functions are callable from any thread at any time, and do not allocate.
 
-use super::options::{self, SetError};
+use super::options::{self, OPTIONS, SetError};
 use super::report::{self, Format};
 use super::stats;
 use super::text::Line;
@@ -15,7 +15,7 @@ use core::ffi::{c_char, c_void};
 pub type Sink = unsafe extern "C" fn(ctx: *mut c_void, bytes: *const u8, len: usize);
 
 const VERSION: u32 = 1;
-const VALUE_BYTES: usize = 32;
+const VALUE_BYTES: usize = options::TEXT_BYTES;
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
@@ -96,7 +96,7 @@ impl HostTable {
     }
 
     /// An option's value in force as text; nothing where no option has the name or `out` is too
-    /// small for it (32 bytes are enough).
+    /// small for it (32 bytes are enough for all but a text, [`options::TEXT_BYTES`] for those).
     pub fn option<'a>(&self, name: &str, out: &'a mut [u8]) -> Option<&'a str> {
         // SAFETY: both ranges are live slices.
         let len =
@@ -188,7 +188,7 @@ unsafe extern "C" fn option_read(
         return -1;
     };
     let mut value = Line::<VALUE_BYTES>::new();
-    row.show_plain(row.get(), &mut value);
+    row.show_plain_in(&OPTIONS, &mut value);
     let text = value.as_bytes();
     if !out.is_null() {
         // SAFETY: no more than both ranges hold; `text` is a local of ours.
@@ -273,6 +273,8 @@ mod tests {
         assert_eq!(HOST.option("cpu_cache_bytes", &mut out), Some("8388608"));
         assert_eq!(HOST.option("cpu_cache_bytes", &mut out[..3]), None);
         assert_eq!(HOST.option("colour", &mut out), None);
+        assert_eq!(HOST.option("trace_file", &mut out), Some(""));
+        assert_eq!(HOST.set_option("trace_file", "/tmp/x"), Err(SetError::StartOnly));
         assert_eq!(HOST.set_option("strip_deepbind", "true"), Ok(()));
         assert_eq!(HOST.set_option("strip_deepbind", "1"), Err(SetError::Invalid));
         assert_eq!(HOST.set_option("rseq", "true"), Err(SetError::StartOnly));

@@ -4,6 +4,7 @@
 //! Invariants: nothing here allocates, locks or calls into libc; the layers below read options
 //! and are read for statistics, they never call this module for anything else.
 
+use crate::extent::hugepage::FRAME_PAGES;
 use crate::extent::page_map::LG_PAGE;
 use crate::process::HEAP;
 
@@ -12,10 +13,12 @@ pub mod host;
 pub mod options;
 pub mod report;
 pub mod stats;
-mod text;
+pub(crate) mod text;
 
 #[cfg(test)]
 mod docs;
+
+const FRAME_BYTES: u64 = (FRAME_PAGES as u64) << LG_PAGE;
 
 /// The figures of the layers below, at this moment: the one source of every statistic.
 pub(crate) fn counters() -> stats::Counters {
@@ -43,7 +46,15 @@ pub(crate) fn counters() -> stats::Counters {
         pressure: pages.pressure,
         window_ms: pages.window_ms,
         purge_calls: pages.purge_calls,
+        purge_us: pages.purge_us,
         purge_failures: pages.purge_failures,
+        muzzy_bytes: bytes(pages.muzzy),
+        hugetlb_bytes: bytes(pages.fixed),
+        huge_bytes: pages.huge.whole * FRAME_BYTES,
+        huge_splits: pages.huge.split,
+        collapsed_bytes: pages.huge.collapsed * FRAME_BYTES,
+        collapse_failures: pages.huge.refused,
+        collapse_us: pages.huge.spent_us,
         large_live_bytes: usage.large_bytes as u64,
         large_live_blocks: usage.large as u64,
         slabs: usage.slabs as u64,

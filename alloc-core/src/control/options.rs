@@ -1,7 +1,9 @@
 //! The option table. A row is the field, the accessor, the parser arm, the name for control
 //! access, the line of a report and the row of `docs/options.md`.
 //!
-//! Invariants: a stored value is always within its row's range; a read is one relaxed load.
+//! Invariants: a stored value is always within its row's range; a read of a number is one relaxed
+//! load. A text is set once, when the process starts, and consists of characters that no report has
+//! to escape.
 //!
 //! ```
 //! use thermalloc::control::options;
@@ -11,7 +13,11 @@
 //! ```
 
 use super::text::Line;
-use core::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use crate::policy::thp::{Hugetlb, Thp};
+use core::sync::atomic::{
+    AtomicI64, AtomicU8, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 const KIB: i64 = 1 << 10;
 const MIB: i64 = 1 << 20;
@@ -30,6 +36,84 @@ pub enum Kind {
     Bytes,
     /// A plain number.
     Count,
+    /// What huge pages are used for: one of three words, stored as its index.
+    Thp,
+    /// Pages of the kernel's reserved pools: one of three words, stored as its index.
+    Hugetlb,
+    /// At most [`TEXT_BYTES`] printable ASCII characters, none of them `"`, `\`, `<`, `>`, `&` or a
+    /// comma. As a number: how many there are.
+    Text,
+}
+
+impl Kind {
+    /// The words that a value is one of, by their indices; none where it is something else.
+    #[must_use]
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Kind::Bool => &["false", "true"],
+            Kind::Thp => &["default", "always", "never"],
+            Kind::Hugetlb => &["off", "2M", "1G"],
+            _ => &[],
+        }
+    }
+}
+
+/// The longest text of an option, bytes.
+pub const TEXT_BYTES: usize = 255;
+
+/// A text's place: written when the process starts.
+#[derive(Debug)]
+pub(crate) struct TextCell {
+    bytes: [AtomicU8; TEXT_BYTES],
+    len: AtomicUsize,
+}
+
+impl TextCell {
+    const fn new() -> Self {
+        Self { bytes: [const { AtomicU8::new(0) }; TEXT_BYTES], len: AtomicUsize::new(0) }
+    }
+
+    fn store(&self, text: &[u8]) {
+        for (to, from) in self.bytes.iter().zip(text) {
+            to.store(*from, Relaxed);
+        }
+        self.len.store(text.len().min(TEXT_BYTES), Release);
+    }
+
+    fn read(&self) -> Text {
+        let mut text = Text { bytes: [0; TEXT_BYTES], len: self.len.load(Acquire) };
+        for (to, from) in text.bytes.iter_mut().zip(&self.bytes) {
+            *to = from.load(Relaxed);
+        }
+        text
+    }
+}
+
+/// The value of an option that is a text; empty where nothing sets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    bytes: [u8; TEXT_BYTES],
+    len: usize,
+}
+
+impl Text {
+    /// Its bytes, all of them printable ASCII.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+}
+
+fn is_text(text: &[u8]) -> bool {
+    let plain = |byte: &u8| (b' '..=b'~').contains(byte) && !b"\"\\<>&,".contains(byte);
+    text.len() <= TEXT_BYTES && text.iter().all(plain)
+}
+
+/// Where a value is kept.
+#[derive(Debug)]
+enum Cell {
+    Number(fn(&Options) -> &AtomicI64),
+    Text(fn(&Options) -> &TextCell),
 }
 
 /// When an option may be set.
@@ -59,7 +143,7 @@ pub struct Row {
     pub mutability: Mutability,
     /// What it does.
     pub doc: &'static str,
-    cell: fn(&Options) -> &AtomicI64,
+    cell: Cell,
     in_force: fn(&Options, i64) -> i64,
 }
 
@@ -96,6 +180,24 @@ impl Typed for bool {
         raw != 0
     }
 }
+impl Typed for Thp {
+    fn from_raw(raw: i64) -> Self {
+        match raw {
+            1 => Thp::Always,
+            2 => Thp::Never,
+            _ => Thp::Evidence,
+        }
+    }
+}
+impl Typed for Hugetlb {
+    fn from_raw(raw: i64) -> Self {
+        match raw {
+            1 => Hugetlb::Mib2,
+            2 => Hugetlb::Gib1,
+            _ => Hugetlb::Off,
+        }
+    }
+}
 impl Typed for i64 {
     #[inline]
     fn from_raw(raw: i64) -> Self {
@@ -128,6 +230,12 @@ macro_rules! type_of {
     (Count) => {
         u32
     };
+    (Thp) => {
+        Thp
+    };
+    (Hugetlb) => {
+        Hugetlb
+    };
 }
 
 macro_rules! raw {
@@ -145,19 +253,24 @@ macro_rules! first_of {
     };
 }
 
+/// Texts, which only start-up sets: `[name: doc;]`. Then numbers:
 /// `name: Kind = default, least..=greatest, Start or Live, [function of the value in force,] doc;`
 macro_rules! options {
-    ($($name:ident: $kind:ident = $default:expr, $range:expr, $mutability:ident, $([$in_force:path],)? $doc:literal;)*) => {
+    ([$($text:ident: $text_doc:literal;)*] $($name:ident: $kind:ident = $default:expr, $range:expr, $mutability:ident, $([$in_force:path],)? $doc:literal;)*) => {
         /// The values, one atomic a row.
         #[derive(Debug)]
         pub(crate) struct Options {
             $($name: AtomicI64,)*
+            $($text: TextCell,)*
         }
 
         impl Options {
             /// Every option at its default.
             pub(crate) const fn new() -> Self {
-                Options { $($name: AtomicI64::new(raw!($kind, $default)),)* }
+                Options {
+                    $($name: AtomicI64::new(raw!($kind, $default)),)*
+                    $($text: TextCell::new(),)*
+                }
             }
         }
 
@@ -170,9 +283,27 @@ macro_rules! options {
             max: *$range.end(),
             mutability: Mutability::$mutability,
             doc: $doc,
-            cell: |options| &options.$name,
+            cell: Cell::Number(|options| &options.$name),
             in_force: first_of!($($in_force,)? as_set),
+        },)* $(Row {
+            name: stringify!($text),
+            kind: Kind::Text,
+            default: 0,
+            min: 0,
+            max: TEXT_BYTES as i64,
+            mutability: Mutability::Start,
+            doc: $text_doc,
+            cell: Cell::Text(|options| &options.$text),
+            in_force: as_set,
         },)*];
+
+        $(
+            #[doc = $text_doc]
+            #[must_use]
+            pub fn $text() -> Text {
+                OPTIONS.$text.read()
+            }
+        )*
 
         $(
             #[doc = $doc]
@@ -187,9 +318,15 @@ macro_rules! options {
 }
 
 options! {
+    [
+        trace_file: "Records every extent that the page layer gives out and takes back into this file, for the policy lab (`lab/README.md`). An absolute path, opened anew for each write; `%p` in it becomes the process id, which a program that starts others needs. Empty records nothing.";
+    ]
     background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
     hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
     dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
+    muzzy_decay_ms: Ms = 0, -1..=DECAY_MAX_MS, Live, "What would go back is first only offered to the kernel (`MADV_FREE`), which takes it when memory is short, and goes back over this time. It still counts as resident until then. -1 leaves it with the offer; 0 gives back directly.";
+    thp: Thp = 0, 0..=2, Start, "Transparent huge pages. `default` makes huge pages, in the background, of memory that was seen to be dense; `always` asks for them wherever memory is touched; `never` forbids them. The system's mode `never` makes `default` do nothing.";
+    hugetlb: Hugetlb = 0, 0..=2, Start, "Take memory from the kernel's reserved huge pages of this size, as long as there are some, then ordinary memory. Such pages are never given back, and a fork's child that writes to them needs as many again.";
     cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds. 0 caches nothing.";
     limit_bytes: Bytes = 0, 0..=i64::MAX, Live, "Resident memory of thermalloc's own that it tries to stay below: near it what lies above the hot window's peak goes back at once, above it everything that is free. 0 sets no limit.";
     limit_percent: Count = 90, 0..=100, Live, "The same for the process's cgroup, in per cent of its memory.high or memory.max (v1: its limit), whichever is lower. 0 does not look at the cgroup.";
@@ -212,7 +349,7 @@ fn zero_where_purged_at_once(options: &Options, stored: i64) -> i64 {
 }
 
 impl Row {
-    /// The value in force; a boolean as 1 or 0.
+    /// The value in force; a boolean as 1 or 0, a text as its length.
     #[must_use]
     pub fn get(&self) -> i64 {
         self.get_in(&OPTIONS)
@@ -227,7 +364,11 @@ impl Row {
     }
 
     pub(super) fn get_in(&self, options: &Options) -> i64 {
-        (self.in_force)(options, (self.cell)(options).load(Relaxed))
+        let stored = match self.cell {
+            Cell::Number(cell) => cell(options).load(Relaxed),
+            Cell::Text(cell) => cell(options).len.load(Relaxed).cast_signed() as i64,
+        };
+        (self.in_force)(options, stored)
     }
 
     fn set_in(&self, options: &Options, value: i64) -> Result<(), SetError> {
@@ -237,7 +378,9 @@ impl Row {
         if !self.allows(value) {
             return Err(SetError::Invalid);
         }
-        (self.cell)(options).store(value, Relaxed);
+        if let Cell::Number(cell) = self.cell {
+            cell(options).store(value, Relaxed);
+        }
         Ok(())
     }
 
@@ -248,13 +391,12 @@ impl Row {
     /// Stores what `text` says, also in an option that only start-up may set; `false` where it
     /// says nothing that the option allows.
     pub(super) fn load_in(&self, options: &Options, text: &[u8]) -> bool {
-        match self.parse(text) {
-            Some(value) => {
-                (self.cell)(options).store(value, Relaxed);
-                true
-            }
-            None => false,
+        let Some(value) = self.parse(text) else { return false };
+        match self.cell {
+            Cell::Number(cell) => cell(options).store(value, Relaxed),
+            Cell::Text(cell) => cell(options).store(if value == 0 { b"" } else { text }),
         }
+        true
     }
 
     pub(super) fn parse(&self, text: &[u8]) -> Option<i64> {
@@ -262,13 +404,48 @@ impl Row {
             return Some(self.default);
         }
         let value = match self.kind {
-            Kind::Bool if text == b"true" => 1,
-            Kind::Bool if text == b"false" => 0,
-            Kind::Bool => return None,
+            Kind::Bool | Kind::Thp | Kind::Hugetlb => {
+                let mut words = self.kind.words().iter();
+                i64::try_from(words.position(|word| word.as_bytes() == text)?).ok()?
+            }
             Kind::Ms | Kind::Count => number(text)?,
             Kind::Bytes => bytes(text)?,
+            Kind::Text if is_text(text) => i64::try_from(text.len()).ok()?,
+            Kind::Text => return None,
         };
         self.allows(value).then_some(value)
+    }
+
+    /// The value in force as a person writes it.
+    pub(super) fn show_in<const N: usize>(&self, options: &Options, line: &mut Line<N>) {
+        match self.cell {
+            Cell::Number(_) => self.show(self.get_in(options), line),
+            Cell::Text(cell) => drop(line.bytes(cell(options).read().as_bytes())),
+        }
+    }
+
+    /// As [`Self::show_in`], a text cut to `max` bytes and `none` where it is empty.
+    pub(super) fn show_short_in<const N: usize>(
+        &self,
+        options: &Options,
+        max: usize,
+        line: &mut Line<N>,
+    ) {
+        match self.cell {
+            Cell::Number(_) => self.show_in(options, line),
+            Cell::Text(cell) => match cell(options).read().as_bytes() {
+                b"" => drop(line.str("none")),
+                text => drop(line.excerpt(text, max)),
+            },
+        }
+    }
+
+    /// The value in force as a program reads it.
+    pub(super) fn show_plain_in<const N: usize>(&self, options: &Options, line: &mut Line<N>) {
+        match self.cell {
+            Cell::Number(_) => self.show_plain(self.get_in(options), line),
+            Cell::Text(_) => self.show_in(options, line),
+        }
     }
 
     /// `value` as a person writes it.
@@ -284,10 +461,13 @@ impl Row {
         line.str(unit);
     }
 
-    /// `value` as a program reads it: `true`, `false` or a number of the option's unit.
+    /// `value` as a program reads it: a word or a number of the option's unit.
     pub(super) fn show_plain<const N: usize>(&self, value: i64, line: &mut Line<N>) {
         match self.kind {
-            Kind::Bool => line.str(if value != 0 { "true" } else { "false" }),
+            _ if !self.kind.words().is_empty() => {
+                let word = usize::try_from(value).ok().and_then(|i| self.kind.words().get(i));
+                line.str(word.unwrap_or(&"?"))
+            }
             _ => line.signed(value),
         };
     }
@@ -372,8 +552,8 @@ mod tests {
             assert!(row.allows(row.default), "{}", row.name);
             assert_eq!(row.parse(b"default"), Some(row.default));
             assert!(row.doc.ends_with('.'), "{}", row.name);
-            if row.kind == Kind::Bool {
-                assert_eq!((row.min, row.max), (0, 1), "{}", row.name);
+            if let Some(last) = row.kind.words().len().checked_sub(1) {
+                assert_eq!((row.min, row.max), (0, last as i64), "{}", row.name);
             }
         }
         assert_eq!(hot_window_ms(), 5000);
@@ -381,6 +561,36 @@ mod tests {
         assert_eq!(narenas(), 0);
         assert!(rseq());
         assert_eq!(get("dirty_decay_ms"), Some(2000));
+        assert!(trace_file().as_bytes().is_empty());
+    }
+
+    #[test]
+    fn texts() {
+        let (row, options) = (row("trace_file"), Options::new());
+        let shown = || {
+            let (mut shown, mut plain) = (Line::<300>::new(), Line::<300>::new());
+            row.show_in(&options, &mut shown);
+            row.show_plain_in(&options, &mut plain);
+            assert_eq!(shown.as_bytes(), plain.as_bytes());
+            std::string::String::from_utf8(shown.as_bytes().to_vec()).unwrap()
+        };
+        assert_eq!((row.get_in(&options), shown()), (0, "".into()));
+        assert!(row.load_in(&options, b"/tmp/trace of: %p=x"));
+        assert_eq!((row.get_in(&options), shown()), (19, "/tmp/trace of: %p=x".into()));
+        for bad in ["a\"b", "a\\b", "a<b", "a>b", "a&b", "a,b", "a\nb", "\u{7f}", "\u{e4}"] {
+            assert!(!row.load_in(&options, bad.as_bytes()), "{bad}");
+        }
+        assert!(!row.load_in(&options, &[b'x'; TEXT_BYTES + 1]));
+        assert_eq!(shown(), "/tmp/trace of: %p=x", "what is refused changes nothing");
+        assert!(row.load_in(&options, &[b'x'; TEXT_BYTES]));
+        assert_eq!(shown(), "x".repeat(TEXT_BYTES));
+        assert!(row.load_in(&options, b"/y"));
+        assert_eq!(shown(), "/y");
+        assert!(row.load_in(&options, b"default"));
+        assert_eq!((row.get_in(&options), shown()), (0, "".into()));
+        assert!(row.load_in(&options, b""), "empty is what it is by default");
+        assert_eq!(set("trace_file", "/z"), Err(SetError::StartOnly));
+        assert_eq!(row.set_in(&options, 1), Err(SetError::StartOnly));
     }
 
     #[test]
@@ -407,6 +617,11 @@ mod tests {
         }
         assert_eq!(row("rseq").parse(b"false"), Some(0));
         assert_eq!(row("rseq").parse(b"no"), None);
+        assert_eq!(row("thp").parse(b"never"), Some(2));
+        assert_eq!(row("thp").parse(b"sometimes"), None);
+        assert_eq!(row("hugetlb").parse(b"1G"), Some(2));
+        assert_eq!(row("hugetlb").parse(b"2"), None);
+        assert_eq!((thp(), hugetlb()), (Thp::Evidence, Hugetlb::Off));
     }
 
     #[test]
@@ -437,6 +652,7 @@ mod tests {
         #[test]
         fn what_is_shown_reads_back(index in 0..ROWS.len(), value: i64, shift in 0u32..64) {
             let row = &ROWS[index];
+            prop_assume!(row.kind != Kind::Text);
             let value = (value >> shift).clamp(row.min, row.max);
             let (mut shown, mut plain) = (Line::<64>::new(), Line::<64>::new());
             row.show(value, &mut shown);
@@ -457,7 +673,7 @@ mod tests {
             let (row, options) = (&ROWS[index], Options::new());
             row.load_in(&options, &text);
             row.load_in(&options, value.to_string().as_bytes());
-            prop_assert!(row.allows((row.cell)(&options).load(Relaxed)));
+            prop_assert!(row.allows(row.get_in(&options)));
         }
     }
 }

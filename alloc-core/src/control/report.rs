@@ -1,13 +1,14 @@
 //! Every statistic and every option as text, as JSON, and as the XML of glibc's `malloc_info`.
 //!
 //! Invariant: each piece handed to the sink is one whole line; names are identifiers and values
-//! numbers or `true` and `false`, so that nothing needs escaping.
+//! numbers, `true` and `false`, or texts of harmless characters, so that nothing needs escaping.
 
-use super::options::{self, OPTIONS, Options};
+use super::options::{self, Kind, OPTIONS, Options};
 use super::stats::{self, Stats};
 use super::text::Line;
 
-const LINE_BYTES: usize = 160;
+/// Room for the longest text of an option.
+const LINE_BYTES: usize = 320;
 const VALUE_COLUMN: usize = 24;
 
 /// The form of a report.
@@ -67,7 +68,7 @@ fn text(out: &mut Out<'_>, stats: &Stats, options: &Options) {
     out.whole("options");
     for row in options::ROWS {
         out.line.str("  ").str(row.name).pad(VALUE_COLUMN);
-        row.show(row.get_in(options), &mut out.line);
+        row.show_in(options, &mut out.line);
         out.end();
     }
 }
@@ -81,7 +82,9 @@ fn json(out: &mut Out<'_>, stats: &Stats, options: &Options) {
     }
     out.whole("},\"options\":{");
     for (i, row) in options::ROWS.iter().enumerate() {
-        row.show_plain(row.get_in(options), member(out, i, row.name));
+        let quote = if row.kind == Kind::Text { "\"" } else { "" };
+        row.show_plain_in(options, member(out, i, row.name).str(quote));
+        out.line.str(quote);
         out.end();
     }
     out.whole("}}}");
@@ -111,7 +114,7 @@ fn malloc_info(out: &mut Out<'_>, stats: &Stats, options: &Options) {
     }
     for row in options::ROWS {
         out.line.str("<option name=\"").str(row.name).str("\" value=\"");
-        row.show_plain(row.get_in(options), &mut out.line);
+        row.show_plain_in(options, &mut out.line);
         out.whole("\"/>");
     }
     out.whole("</malloc>");
@@ -212,6 +215,24 @@ mod tests {
         }
         assert_eq!(value(".thermalloc.options.cpu_cache_bytes"), "8388608");
         assert_eq!(value(".thermalloc.options.rseq"), "true");
+        assert_eq!(value(".thermalloc.options.trace_file"), "\"\"");
+    }
+
+    #[test]
+    fn the_longest_text_is_shown_whole() {
+        let options = Options::new();
+        let path = "x".repeat(options::TEXT_BYTES);
+        assert!(options::find("trace_file").unwrap().load_in(&options, path.as_bytes()));
+        for (format, around) in [
+            (Format::Text, ["            ", "\n"]),
+            (Format::Json, [",\"trace_file\":\"", "\"\n"]),
+            (Format::MallocInfo, ["<option name=\"trace_file\" value=\"", "\"/>\n"]),
+        ] {
+            let mut text = Vec::new();
+            write_of(format, &Stats::default(), &options, &mut |line| text.extend(line));
+            let text = String::from_utf8(text).unwrap();
+            assert!(text.contains(&(around[0].to_string() + &path + around[1])), "{text}");
+        }
     }
 
     #[test]

@@ -20,6 +20,10 @@ pub enum Unit {
     Count,
     /// Milliseconds.
     Milliseconds,
+    /// Microseconds.
+    Microseconds,
+    /// Hundredths.
+    Percent,
 }
 
 impl Unit {
@@ -30,6 +34,8 @@ impl Unit {
             Unit::Bytes => "bytes",
             Unit::Count => "",
             Unit::Milliseconds => "ms",
+            Unit::Microseconds => "us",
+            Unit::Percent => "%",
         }
     }
 }
@@ -138,6 +144,7 @@ stats! {
         retained_bytes: Bytes Now, "Address space kept for reuse with no memory behind it: purged, or never touched.";
         dirty_bytes: Bytes Now, "Free pages with memory behind them, the warm ones included.";
         warm_bytes: Bytes Now, "Dirty pages kept whatever their age: the peak demand of the hot window less the present one.";
+        muzzy_bytes: Bytes Now, "Free pages that the kernel may take when it wants to; resident until then.";
         dirty_extents: Count Now, "Runs of dirty pages.";
         in_use_peak_bytes: Bytes Now, "Greatest demand for pages within the hot window.";
         cached_bytes: Bytes Now, "Free blocks in the caches of CPUs or threads and in the transfer stacks.";
@@ -147,15 +154,23 @@ stats! {
         slabs: Count Now, "Slabs, each a run of pages with blocks of one size class.";
         rseq_aborts: Count Total, "Restartable sequences that the kernel cut short and that ran again.";
         purge_calls: Count Total, "System calls that gave pages back.";
+        purge_us: Microseconds Total, "Time that they took.";
         purge_failures: Count Total, "Those that the kernel refused.";
         purged_bytes: Bytes Total, "Pages given back to the kernel.";
         regretted_bytes: Bytes Total, "Pages asked for again within a minute of their last use although they had been purged meanwhile.";
         pressure_bytes: Bytes Total, "Pages given back because of a limit or of pressure in the cgroup.";
         pressure: Count Now, "Pressure at the last look: 0 none, 1 what is cold has to go, 2 everything free has to go.";
         window_ms: Milliseconds Now, "The hot window in force: the option's, widened by regret to at most a minute.";
+        huge_bytes: Bytes Now, "Huge pages that thermalloc has made and that stand. What the kernel makes by itself, or by `thp:always`, is not among them.";
+        huge_splits: Count Total, "Huge pages of which only a part was given back.";
+        collapsed_bytes: Bytes Total, "Memory made huge pages of.";
+        collapse_failures: Count Total, "Refusals of that by the kernel: pinned or locked pages, or no free huge page.";
+        collapse_us: Microseconds Total, "Time that it took; at most a third of a CPU's.";
+        hugetlb_bytes: Bytes Now, "Memory from the kernel's reserved huge pages.";
     }
     derived {
-        resident_bytes: Bytes Now = |c| sum(&[c.active_bytes, c.dirty_bytes, c.metadata_bytes]), "Estimate of the memory in use: active, dirty and metadata. Too high by pages of live blocks that the program never touched.";
+        huge_percent: Percent Now = |c| (c.huge_bytes * 100).checked_div(sum(&[c.active_bytes, c.dirty_bytes])).unwrap_or(0), "Coverage: huge_bytes of the active and the dirty bytes.";
+        resident_bytes: Bytes Now = |c| sum(&[c.active_bytes, c.dirty_bytes, c.muzzy_bytes, c.metadata_bytes]), "Estimate of the memory in use: active, dirty, muzzy and metadata. Too high by pages of live blocks that the program never touched.";
     }
 }
 
@@ -205,6 +220,8 @@ mod tests {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{}", row.name);
             assert_eq!(row.name.ends_with("_bytes"), row.unit == Unit::Bytes, "{}", row.name);
             assert_eq!(row.name.ends_with("_ms"), row.unit == Unit::Milliseconds, "{}", row.name);
+            assert_eq!(row.name.ends_with("_us"), row.unit == Unit::Microseconds, "{}", row.name);
+            assert_eq!(row.name.ends_with("_percent"), row.unit == Unit::Percent, "{}", row.name);
             assert_eq!(row.c_name.to_str(), Ok(row.name));
             assert!(row.doc.ends_with('.'), "{}", row.name);
         }

@@ -1,19 +1,25 @@
 //! Free pieces: the dirty ones, which are reused first because they are warm, and the clean ones.
 //! A dirty piece has one age; pieces of different ages are not merged, so that a young neighbour
-//! does not keep a cold piece from being purged. Contiguity isn't lost by that: where no single
-//! piece fits, a run of adjoining free pieces is taken together.
-use super::tree::Tree;
-use super::{Extent, ExtentId, Extents, State};
+//! does not keep a cold piece from being purged. A request takes the lowest run of dirty pieces that
+//! fits, whatever their ages, else the lowest run of free ones and in it the place with the most dirty
+//! pages.
+use core::cell::Cell;
+
+use super::free_tree::{FreeTree, Kind};
+use super::hugepage::Frames;
+use super::{Age, Extent, ExtentId, Extents, State};
 use crate::arena::slab::Bits;
 use crate::extent::base::Table;
 use crate::extent::page_map::Window;
 use crate::os::{Errno, Os};
 
-/// How many candidates an aligned or assembled request looks at before it takes the simple way.
+/// How many runs an aligned request looks at before it asks for one that fits however it lies.
 const LOOKS: usize = 24;
+/// How many pieces in a row are passed over for the sake of huge pages.
+const PASSED: usize = 256;
 /// The smallest slab, pages.
 const LEAST_SLAB_PAGES: usize = 4;
-/// Longest run of adjoining pieces that one request takes together.
+/// How many pieces of a run are looked at for its dirtiest place.
 const RUN_PIECES: usize = 64;
 
 /// The parts of a heap that its lock does not cover.
@@ -21,6 +27,7 @@ pub(crate) struct Space<O> {
     pub(crate) os: O,
     pub(crate) window: Window,
     pub(crate) extents: Extents,
+    pub(crate) frames: Frames,
     /// Bitmaps of slabs; which are in use is the arenas' affair.
     pub(crate) bits: Table<Bits>,
 }
@@ -31,6 +38,7 @@ impl<O: Os> Space<O> {
     pub(crate) fn ensure_records(&self, pages: usize) -> Result<(), Errno> {
         let records = pages / LEAST_SLAB_PAGES;
         self.extents.ensure(&self.os, u32::try_from(records).unwrap_or(u32::MAX))?;
+        self.frames.ensure(&self.os, pages)?;
         self.bits.ensure(&self.os, records)
     }
 }
@@ -43,22 +51,63 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    fn end(self) -> u32 {
+    pub(crate) fn end(self) -> u32 {
         self.start + self.pages
     }
 }
 
-/// The free pieces of a heap, and the records of its extents.
-pub(crate) struct Cache {
-    /// Dirty pieces freed a moment ago, and the others. The young are taken first, so that a program
-    /// that needs less than it did goes round in few pages, and the others become cold.
-    young: Tree,
-    old: Tree,
-    clean: Tree,
+/// Pieces by when they became what they are.
+#[derive(Clone, Copy)]
+pub(crate) struct List {
     oldest: ExtentId,
     youngest: ExtentId,
-    pub(crate) dirty_pages: u64,
-    pub(crate) dirty_pieces: u64,
+    pub(crate) pages: u64,
+    pub(crate) pieces: u64,
+}
+
+impl List {
+    const fn new() -> Self {
+        Self { oldest: 0, youngest: 0, pages: 0, pieces: 0 }
+    }
+
+    /// Since when the oldest piece is what it is.
+    pub(crate) fn oldest_ms<O>(&self, sp: &Space<O>) -> Option<u64> {
+        (self.oldest != 0).then(|| sp.extents.get(self.oldest).stamp_ms())
+    }
+
+    /// Pages that are what they are since `until_ms` or before.
+    pub(crate) fn pages_until<O>(&self, sp: &Space<O>, until_ms: Option<u64>) -> u64 {
+        let Some(until_ms) = until_ms else { return 0 };
+        let mut pages = 0;
+        let mut id = self.oldest;
+        while id != 0 {
+            let e = sp.extents.get(id);
+            if e.stamp_ms() > until_ms {
+                break;
+            }
+            pages += u64::from(e.pages());
+            id = e.next();
+        }
+        pages
+    }
+}
+
+/// What a piece that is cut leaves to its rests.
+#[derive(Clone, Copy)]
+struct Rest {
+    state: State,
+    age: Age,
+    stamp_ms: u64,
+    spread_ms: u64,
+}
+
+/// The free pieces of a heap, and the records of its extents.
+pub(crate) struct Cache {
+    free: FreeTree,
+    pub(crate) dirty: List,
+    pub(crate) muzzy: List,
+    /// Free pages of the kernel's reserved pools.
+    pub(crate) fixed_pages: u64,
     pub(crate) clean_pages: u64,
     spare_records: ExtentId,
     spare_count: u32,
@@ -70,13 +119,10 @@ pub(crate) struct Cache {
 impl Cache {
     pub(crate) const fn new() -> Self {
         Self {
-            young: Tree::by_size(),
-            old: Tree::by_size(),
-            clean: Tree::by_size(),
-            oldest: 0,
-            youngest: 0,
-            dirty_pages: 0,
-            dirty_pieces: 0,
+            free: FreeTree::new(),
+            dirty: List::new(),
+            muzzy: List::new(),
+            fixed_pages: 0,
             clean_pages: 0,
             spare_records: 0,
             spare_count: 0,
@@ -157,63 +203,74 @@ impl Cache {
         sp.extents.get(id).set_state(State::Clean);
         self.absorb(sp, id, |e| e.state() == State::Clean);
         self.clean_pages += u64::from(sp.extents.get(id).pages());
-        self.clean.insert(&sp.extents, id);
+        self.free.insert(&sp.extents, id);
     }
 
     /// Makes `id` a dirty piece freed at `now_ms`, coalesced with neighbours of about that age.
     pub(crate) fn put_dirty<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now_ms: u64) {
-        let e = sp.extents.get(id);
-        e.set_state(State::Dirty);
-        e.set_stamp_ms(now_ms);
-        e.set_old(false);
-        let merge_ms = self.merge_ms;
-        self.absorb(sp, id, |n| {
-            n.state() == State::Dirty && now_ms.saturating_sub(n.stamp_ms()) <= merge_ms
-        });
-        self.link_dirty(sp, id, self.youngest);
+        let fixed = sp.frames.is_fixed(sp.extents.get(id).start());
+        self.put_aged(sp, id, if fixed { Age::Fixed } else { Age::Dirty }, now_ms);
     }
 
-    /// Puts a dirty piece in the tree, and in the list after `after`.
-    fn link_dirty<O>(&mut self, sp: &Space<O>, id: ExtentId, after: ExtentId) {
+    /// Makes `id` a muzzy piece, coalesced with neighbours of about that age.
+    pub(crate) fn put_muzzy<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now_ms: u64) {
+        self.put_aged(sp, id, Age::Muzzy, now_ms);
+    }
+
+    fn put_aged<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, age: Age, now_ms: u64) {
         let e = sp.extents.get(id);
-        let before = if after == 0 { self.oldest } else { sp.extents.get(after).next() };
+        e.set_state(State::Dirty);
+        e.set_age(age);
+        e.set_stamp_ms(now_ms);
+        let merge_ms = self.merge_ms;
+        // All that was ever joined counts: a small block that comes and goes beside a large piece must
+        // not keep it young.
+        let spread_ms = Cell::new(0);
+        self.absorb(sp, id, |n| {
+            let since_ms = now_ms.saturating_sub(n.stamp_ms()) + n.spread_ms();
+            let fits = n.state() == State::Dirty && n.age() == age && since_ms <= merge_ms;
+            if fits {
+                spread_ms.set(spread_ms.get().max(since_ms));
+            }
+            fits
+        });
+        e.set_spread_ms(spread_ms.get());
+        let youngest = self.list(age).map_or(0, |list| list.youngest);
+        self.link(sp, id, youngest);
+    }
+
+    fn list(&mut self, age: Age) -> Option<&mut List> {
+        match age {
+            Age::Dirty => Some(&mut self.dirty),
+            Age::Muzzy => Some(&mut self.muzzy),
+            Age::Fixed => None,
+        }
+    }
+
+    /// Puts a dirty piece in the tree, and in its list after `after`.
+    fn link<O>(&mut self, sp: &Space<O>, id: ExtentId, after: ExtentId) {
+        let e = sp.extents.get(id);
+        let pages = u64::from(e.pages());
+        self.free.insert(&sp.extents, id);
+        let Some(list) = self.list(e.age()) else {
+            self.fixed_pages += pages;
+            return;
+        };
+        let before = if after == 0 { list.oldest } else { sp.extents.get(after).next() };
         e.set_prev(after);
         e.set_next(before);
         if after == 0 {
-            self.oldest = id
+            list.oldest = id
         } else {
             sp.extents.get(after).set_next(id)
         }
         if before == 0 {
-            self.youngest = id
+            list.youngest = id
         } else {
             sp.extents.get(before).set_prev(id)
         }
-        self.dirty_pages += u64::from(e.pages());
-        self.dirty_pieces += 1;
-        self.tree_of(e).insert(&sp.extents, id);
-    }
-
-    /// The tree that a dirty piece is in, or is to be put in.
-    fn tree_of(&mut self, e: &Extent) -> &mut Tree {
-        if e.is_old() { &mut self.old } else { &mut self.young }
-    }
-
-    /// Moves the pieces freed at or before `until_ms` from the young to the old.
-    pub(crate) fn age<O>(&mut self, sp: &Space<O>, until_ms: u64) {
-        let mut id = self.oldest;
-        while id != 0 {
-            let e = sp.extents.get(id);
-            if e.stamp_ms() > until_ms {
-                break;
-            }
-            if !e.is_old() {
-                self.young.remove(&sp.extents, id);
-                e.set_old(true);
-                self.old.insert(&sp.extents, id);
-            }
-            id = e.next();
-        }
+        list.pages += pages;
+        list.pieces += 1;
     }
 
     /// Merges `id`, which is in no tree, with its neighbours where `fits` says so.
@@ -242,22 +299,25 @@ impl Cache {
     fn unlink<O>(&mut self, sp: &Space<O>, id: ExtentId) {
         let e = sp.extents.get(id);
         let pages = u64::from(e.pages());
+        self.free.remove(&sp.extents, id);
         if e.state() == State::Clean {
-            self.clean.remove(&sp.extents, id);
             self.clean_pages -= pages;
             return;
         }
-        self.tree_of(e).remove(&sp.extents, id);
-        self.dirty_pages -= pages;
-        self.dirty_pieces -= 1;
+        let Some(list) = self.list(e.age()) else {
+            self.fixed_pages -= pages;
+            return;
+        };
+        list.pages -= pages;
+        list.pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
         if prev == 0 {
-            self.oldest = next
+            list.oldest = next
         } else {
             sp.extents.get(prev).set_next(next)
         }
         if next == 0 {
-            self.youngest = prev
+            list.youngest = prev
         } else {
             sp.extents.get(next).set_prev(prev)
         }
@@ -267,64 +327,43 @@ impl Cache {
 
     // Taking pieces out.
 
-    /// Takes `pages` pages whose start is a multiple of `align` pages from the free pieces: the best
-    /// fitting dirty piece, else a run that is at least partly dirty, else the best clean piece.
-    /// Two records are reserved. Returns the extent and how many of its pages were clean.
+    /// Takes `pages` pages whose start is a multiple of `align` pages from the free pieces. Two
+    /// records are reserved. Returns the extent and how many of its pages were clean.
     pub(crate) fn take<O: Os>(
         &mut self,
         sp: &Space<O>,
         pages: u32,
         align: u32,
     ) -> Option<(ExtentId, u32)> {
-        let found = fit(sp, &self.young, pages, align)
-            .or_else(|| fit(sp, &self.old, pages, align))
-            .or_else(|| self.partly_dirty(sp, pages, align))
-            .or_else(|| fit(sp, &self.clean, pages, align));
-        found.map(|(first, run)| self.cut(sp, first, run))
+        let (first, start) = match self.fit(sp, Kind::Dirty, pages, align) {
+            Some(found) => found,
+            None => {
+                let (first, start) = self.fit(sp, Kind::Free, pages, align)?;
+                (first, dirtiest(sp, first, Run { start, pages }, align))
+            }
+        };
+        Some(self.cut(sp, piece_holding(sp, first, start), Run { start, pages }))
     }
 
-    /// The run with the most dirty pages among those around the largest dirty pieces.
-    fn partly_dirty<O: Os>(
-        &self,
-        sp: &Space<O>,
-        pages: u32,
-        align: u32,
-    ) -> Option<(ExtentId, Run)> {
-        let mut best: Option<(ExtentId, Run)> = None;
-        let mut most = 0;
-        let mut keys = [u64::MAX; 2];
-        for _ in 0..LOOKS {
-            let Some(id) = self.next_largest(sp, &mut keys) else { break };
-            let piece = sp.extents.get(id);
-            if piece.pages() < pages / 8 || most == pages {
-                break;
-            }
-            let around = run_around(sp, piece, Extent::is_free);
-            let warm = run_around(sp, piece, |e| e.state() == State::Dirty);
-            for start in places_in(sp, around, warm, pages, align).into_iter().flatten() {
-                let run = Run { start, pages };
-                let first = piece_holding(sp, id, start);
-                let dirty = dirty_in(sp, first, run);
-                if dirty > most {
-                    most = dirty;
-                    best = Some((first, run));
-                }
+    /// The lowest run of `kind` that holds `pages` pages at `align`: its first piece, and the page
+    /// where they start.
+    fn fit<O>(&self, sp: &Space<O>, kind: Kind, pages: u32, align: u32) -> Option<(ExtentId, u32)> {
+        let mut from = 0;
+        for look in 0..=LOOKS {
+            let sure = if look < LOOKS { pages } else { pages.checked_add(align - 1)? };
+            let run = self.free.lowest(&sp.extents, kind, sure, from)?;
+            let start = align_up(sp, run.start, align)?;
+            from = run_end(sp, kind, run, start + pages);
+            if start + pages <= from {
+                return Some((sp.window.owner(run.start), start));
             }
         }
-        best
+        None
     }
 
-    /// The largest dirty piece below both `keys`, of the young and of the old, which go down with it.
-    fn next_largest<O>(&self, sp: &Space<O>, keys: &mut [u64; 2]) -> Option<ExtentId> {
-        let ids = [(&self.young, keys[0]), (&self.old, keys[1])]
-            .map(|(tree, key)| tree.below(&sp.extents, key));
-        let sizes = ids.map(|id| if id == 0 { 0 } else { sp.extents.get(id).pages() });
-        let (which, tree) = if sizes[0] >= sizes[1] { (0, &self.young) } else { (1, &self.old) };
-        if ids[which] == 0 {
-            return None;
-        }
-        keys[which] = tree.key_of(&sp.extents, ids[which]);
-        Some(ids[which])
+    /// Length of the run of free pieces that ends at page `end`, pages.
+    pub(crate) fn trail<O>(&self, sp: &Space<O>, end: u32) -> u32 {
+        self.free.trail(&sp.extents, end)
     }
 
     /// Cuts `run` out of the free pieces that cover it, the first of which is `first`. Two records
@@ -336,20 +375,28 @@ impl Cache {
         let mut id = first;
         while at < run.end() {
             let e = sp.extents.get(id);
-            let (state, stamp, mut after) = (e.state(), e.stamp_ms(), e.prev());
-            let old = e.is_old();
+            let rest = Rest {
+                state: e.state(),
+                age: e.age(),
+                stamp_ms: e.stamp_ms(),
+                spread_ms: e.spread_ms(),
+            };
+            let mut after = e.prev();
             let piece = Run { start: e.start(), pages: e.pages() };
-            if state == State::Clean {
-                clean += piece.end().min(run.end()) - piece.start.max(run.start);
+            if rest.state == State::Clean {
+                let start = piece.start.max(run.start);
+                let taken = Run { start, pages: piece.end().min(run.end()) - start };
+                clean += taken.pages;
+                sp.frames.backed(taken);
             }
             self.unlink(sp, id);
             if piece.start < run.start {
                 let head = Run { start: piece.start, pages: run.start - piece.start };
-                after = self.put_rest(sp, head, (state, stamp, old), after);
+                after = self.put_rest(sp, head, rest, after);
             }
             if piece.end() > run.end() {
                 let tail = Run { start: run.end(), pages: piece.end() - run.end() };
-                self.put_rest(sp, tail, (state, stamp, old), after);
+                self.put_rest(sp, tail, rest, after);
             }
             if taken == 0 {
                 taken = id
@@ -365,23 +412,24 @@ impl Cache {
         (taken, clean)
     }
 
-    /// Puts back what is left of a piece that was cut, with its state and age. Returns the piece to put the
-    /// next one of the same age after.
+    /// Puts back what is left of a piece that was cut. Returns the piece to put the next one of the same
+    /// age after.
     fn put_rest<O: Os>(
         &mut self,
         sp: &Space<O>,
         run: Run,
-        (state, stamp, old): (State, u64, bool),
+        rest: Rest,
         after: ExtentId,
     ) -> ExtentId {
-        let id = self.describe(sp, run, state, stamp);
-        sp.extents.get(id).set_old(old);
-        if state == State::Clean {
+        let id = self.describe(sp, run, rest.state, rest.stamp_ms);
+        if rest.state == State::Clean {
             self.clean_pages += u64::from(run.pages);
-            self.clean.insert(&sp.extents, id);
+            self.free.insert(&sp.extents, id);
             return after;
         }
-        self.link_dirty(sp, id, after);
+        sp.extents.get(id).set_age(rest.age);
+        sp.extents.get(id).set_spread_ms(rest.spread_ms);
+        self.link(sp, id, after);
         id
     }
 
@@ -422,37 +470,45 @@ impl Cache {
 
     // Purging.
 
-    /// The oldest dirty piece: when it was freed.
-    pub(crate) fn oldest_stamp_ms<O>(&self, sp: &Space<O>) -> Option<u64> {
-        (self.oldest != 0).then(|| sp.extents.get(self.oldest).stamp_ms())
-    }
-
-    /// Dirty pages freed at or before `until_ms`, counted up to `enough`.
-    pub(crate) fn pages_until<O>(&self, sp: &Space<O>, until_ms: u64, enough: u64) -> u64 {
-        let mut pages = 0;
-        let mut id = self.oldest;
-        while id != 0 && pages < enough {
-            let e = sp.extents.get(id);
-            if e.stamp_ms() > until_ms {
+    /// Takes the next part of `age`'s pieces to be purged, in the order of their ages: at most `pages`
+    /// of it, from `cursor` on, which moves on (0 at first). Parts that a huge page is kept for are
+    /// passed over unless it may be `split`. Two records are reserved.
+    pub(crate) fn take_cold<O: Os>(
+        &mut self,
+        sp: &Space<O>,
+        age: Age,
+        cursor: &mut ExtentId,
+        (pages, split): (u32, bool),
+    ) -> Option<ExtentId> {
+        let mut id = match *cursor {
+            0 => self.list(age)?.oldest,
+            id => id,
+        };
+        for _ in 0..PASSED {
+            if id == 0 {
                 break;
             }
-            pages += u64::from(e.pages());
-            id = e.next();
+            let e = sp.extents.get(id);
+            let all = Run { start: e.start(), pages: e.pages() };
+            let part = if split {
+                Some(Run { start: all.start, pages: all.pages.min(pages) })
+            } else {
+                sp.frames.cold_part(all, pages)
+            };
+            let (prev, next) = (e.prev(), e.next());
+            if let Some(run) = part {
+                let (taken, _) = self.cut(sp, id, run);
+                sp.extents.get(taken).set_state(State::Purging);
+                // What is left of the piece comes next; it has another record now.
+                let rest =
+                    if prev == 0 { self.list(age)?.oldest } else { sp.extents.get(prev).next() };
+                *cursor = if run.start > all.start { next } else { rest };
+                return Some(taken);
+            }
+            id = next;
         }
-        pages
-    }
-
-    /// Takes the oldest dirty piece, at most `pages` of it, to be purged. One record is reserved.
-    pub(crate) fn take_oldest<O: Os>(&mut self, sp: &Space<O>, pages: u32) -> Option<ExtentId> {
-        let id = self.oldest;
-        if id == 0 {
-            return None;
-        }
-        let e = sp.extents.get(id);
-        let run = Run { start: e.start(), pages: e.pages().min(pages) };
-        let (id, _) = self.cut(sp, id, run);
-        sp.extents.get(id).set_state(State::Purging);
-        Some(id)
+        *cursor = id;
+        None
     }
 }
 
@@ -475,40 +531,12 @@ fn right_of<O>(sp: &Space<O>, end: u32) -> ExtentId {
     if end >= sp.window.pages() { 0 } else { sp.window.owner(end) }
 }
 
-/// The piece among `from` and the free pieces adjoining it that holds `page`.
-fn piece_holding<O>(sp: &Space<O>, from: ExtentId, page: u32) -> ExtentId {
-    let mut id = from;
-    while sp.extents.get(id).start() > page {
-        id = left_of(sp, sp.extents.get(id).start());
-    }
+/// The piece that holds `page`, among `id` and those above it, which adjoin.
+fn piece_holding<O>(sp: &Space<O>, mut id: ExtentId, page: u32) -> ExtentId {
     while sp.extents.get(id).end() <= page {
         id = right_of(sp, sp.extents.get(id).end());
     }
     id
-}
-
-/// The best fitting piece of `tree`, and the run to take from it.
-fn fit<O: Os>(sp: &Space<O>, tree: &Tree, pages: u32, align: u32) -> Option<(ExtentId, Run)> {
-    let mut id = tree.at_least(&sp.extents, u64::from(pages) << 32);
-    for _ in 0..LOOKS {
-        if id == 0 {
-            return None;
-        }
-        let e = sp.extents.get(id);
-        if let Some(start) = align_up(sp, e.start(), align)
-            && start + pages <= e.end()
-        {
-            return Some((id, Run { start, pages }));
-        }
-        id = tree.at_least(&sp.extents, tree.key_after(&sp.extents, id));
-    }
-    let sure = u64::from(pages) + u64::from(align) - 1;
-    let id = tree.at_least(&sp.extents, sure << 32);
-    if id == 0 {
-        return None;
-    }
-    let start = align_up(sp, sp.extents.get(id).start(), align)?;
-    Some((id, Run { start, pages }))
 }
 
 /// The first page at or after `page` whose address is a multiple of `align` pages.
@@ -518,53 +546,54 @@ fn align_up<O>(sp: &Space<O>, page: u32, align: u32) -> Option<u32> {
     u32::try_from(aligned).ok()
 }
 
-/// The run of pieces that `piece` is part of and that all are as `fits` says.
-fn run_around<O>(sp: &Space<O>, piece: &Extent, fits: impl Fn(&Extent) -> bool) -> Run {
-    let (mut start, mut end) = (piece.start(), piece.end());
-    for _ in 0..RUN_PIECES / 2 {
-        let left = left_of(sp, start);
-        if left == 0 || !fits(sp.extents.get(left)) {
+/// Where `run`, which may go on, ends; no more than `enough` has to be known.
+fn run_end<O>(sp: &Space<O>, kind: Kind, run: Run, enough: u32) -> u32 {
+    let mut end = run.end();
+    while end < enough {
+        let next = right_of(sp, end);
+        let goes_on = next != 0
+            && match sp.extents.get(next).state() {
+                State::Dirty => true,
+                State::Clean => kind == Kind::Free,
+                _ => false,
+            };
+        if !goes_on {
             break;
         }
-        start = sp.extents.get(left).start();
+        end = sp.extents.get(next).end();
     }
-    for _ in 0..RUN_PIECES / 2 {
-        let right = right_of(sp, end);
-        if right == 0 || !fits(sp.extents.get(right)) {
-            break;
-        }
-        end = sp.extents.get(right).end();
-    }
-    Run { start, pages: end - start }
+    end
 }
 
-/// Where in the free run `around` to put `pages` pages so that they hold as much of its dirty part
-/// `warm` as possible: from its start on, or up to its end.
-fn places_in<O>(sp: &Space<O>, around: Run, warm: Run, pages: u32, align: u32) -> [Option<u32>; 2] {
-    if around.pages < pages {
-        return [None; 2];
-    }
-    let latest = around.end() - pages;
-    [warm.start, warm.end().saturating_sub(pages)].map(|wanted| {
-        let wanted = wanted.min(latest).max(around.start);
-        let start = align_up(sp, wanted, align).filter(|&s| s <= latest);
-        start.or_else(|| align_up(sp, around.start, align).filter(|&s| s <= latest))
-    })
-}
-
-/// Dirty pages of `run`, which free pieces cover, `first` being the first.
-fn dirty_in<O>(sp: &Space<O>, first: ExtentId, run: Run) -> u32 {
-    let mut dirty = 0;
-    let mut id = first;
-    while id != 0 {
+/// The start that gives `lowest`, the lowest place in the run of free pieces from `first` on, the most
+/// dirty pages.
+fn dirtiest<O>(sp: &Space<O>, first: ExtentId, lowest: Run, align: u32) -> u32 {
+    let mut dirty = [Run { start: 0, pages: 0 }; RUN_PIECES];
+    let (mut len, mut end, mut id) = (0, 0, first);
+    while len < RUN_PIECES && id != 0 && sp.extents.get(id).is_free() {
         let e = sp.extents.get(id);
-        if e.start() >= run.end() {
-            break;
-        }
+        end = e.end();
         if e.state() == State::Dirty {
-            dirty += e.end().min(run.end()) - e.start().max(run.start);
+            dirty[len] = Run { start: e.start(), pages: e.pages() };
+            len += 1;
         }
-        id = right_of(sp, e.end());
+        id = right_of(sp, end);
     }
-    dirty
+    let dirty = &dirty[..len];
+    let pages_in = |start: u32| -> u32 {
+        let overlap =
+            |d: &Run| d.end().min(start + lowest.pages).saturating_sub(d.start.max(start));
+        dirty.iter().map(overlap).sum()
+    };
+    let Some(latest) = end.checked_sub(lowest.pages) else { return lowest.start };
+    let (mut best, mut most) = (lowest.start, pages_in(lowest.start));
+    for wanted in dirty.iter().flat_map(|d| [d.start, d.end().saturating_sub(lowest.pages)]) {
+        let wanted = align_up(sp, wanted.min(latest), align);
+        if let Some(start) = wanted.filter(|&start| start >= lowest.start && start <= latest)
+            && pages_in(start) > most
+        {
+            (best, most) = (start, pages_in(start));
+        }
+    }
+    best
 }

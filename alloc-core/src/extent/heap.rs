@@ -1,14 +1,18 @@
 //! The page heap: one lock over the free pieces, the demand window and the accounts. It gives out
-//! extents and takes them back; `step` gives cold pages to the kernel, a little at a time.
+//! extents and takes them back; `purge` gives cold pages to the kernel, `hugepage` makes huge ones.
 use super::base::Table;
 use super::cache::{Cache, Run, Space};
+use super::hugepage::{Frames, HugeCounts, Looks};
 use super::page_map::{LG_PAGE, PAGE, Window};
-use super::{ExtentId, Extents, State};
-use crate::heat::decay::{Decay, Sight, Times};
+use super::purge::Batch;
+use super::trace::{self, Kind};
+use super::{Age, ExtentId, Extents, State};
+use crate::heat::decay::{Decay, Times};
 use crate::heat::demand::Demand;
 use crate::heat::regret::Regret;
 use crate::os::{Errno, Os, Range};
 use crate::policy::pressure::Pressure;
+use crate::policy::thp::{Hugetlb, Thp};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::sync::lock::{Guard, Mutex, RawLock};
 
@@ -18,11 +22,8 @@ const MOST_PAGES: usize = 1 << 30;
 const CHUNK_BYTES: (usize, usize) = (2 << 20, 64 << 20);
 /// The tail of a shrunk block goes back at once from this size on, pages.
 const SHRINK_AT_ONCE_PAGES: u32 = 2048;
-/// A dirty piece is young for this part of the window.
-const YOUNG: u64 = 8;
-/// Most pages, and most pieces, that one call purges.
-const PURGE_PAGES: u64 = 8192;
-const PURGE_PIECES: usize = 64;
+/// Memory of reserved huge pages and other memory lie this far apart, so that no extent has both.
+const KINDS_APART_BYTES: usize = 2 << 20;
 
 /// An extent that was given out.
 #[derive(Clone, Copy, Debug)]
@@ -32,48 +33,27 @@ pub(crate) struct Taken {
     pub(crate) zero: bool,
 }
 
-/// Extents that are purged together.
-struct Batch {
-    ids: [ExtentId; PURGE_PIECES],
-    ranges: [Range; PURGE_PIECES],
-    len: usize,
-    pages: u64,
-}
-
-impl Batch {
-    fn new() -> Self {
-        Self {
-            ids: [0; PURGE_PIECES],
-            ranges: [Range { addr: 0, len: 0 }; PURGE_PIECES],
-            len: 0,
-            pages: 0,
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.len == PURGE_PIECES || self.pages >= PURGE_PAGES
-    }
-
-    fn add(&mut self, id: ExtentId, addr: usize, pages: u32) {
-        self.ids[self.len] = id;
-        self.ranges[self.len] = Range { addr, len: (pages as usize) << LG_PAGE };
-        self.len += 1;
-        self.pages += u64::from(pages);
-    }
-}
-
 /// What the heap's lock covers.
-struct Inner {
-    cache: Cache,
-    demand: Demand,
-    times: Times,
-    decay: Decay,
-    regret: Regret,
-    pressure: Pressure,
+pub(super) struct Inner {
+    pub(super) cache: Cache,
+    pub(super) demand: Demand,
+    pub(super) times: Times,
+    pub(super) decay: Decay,
+    pub(super) muzzy_decay: Decay,
+    pub(super) regret: Regret,
+    pub(super) pressure: Pressure,
+    pub(super) looks: Looks,
+    /// What the window grows by: advised, or of the kernel's reserved pools.
+    thp: Thp,
+    hugetlb: Hugetlb,
+    /// The window last grew by reserved pages.
+    grew_fixed: bool,
     /// Pages in state `Purging`: neither dirty nor clean yet.
-    purging_pages: u64,
-    last_step_ms: u64,
-    counts: Counts,
+    pub(super) purging_pages: u64,
+    pub(super) last_step_ms: u64,
+    /// The kernel knows no `MADV_FREE`.
+    pub(super) refuses_lazily: bool,
+    pub(super) counts: Counts,
 }
 
 /// The page layer's accounts, pages unless said otherwise.
@@ -86,10 +66,15 @@ pub(crate) struct Counts {
     pub(crate) dirty: u64,
     /// Pieces that these are in.
     pub(crate) dirty_pieces: u64,
+    /// Free pages that the kernel may take.
+    pub(crate) muzzy: u64,
+    /// Pages of the kernel's reserved pools.
+    pub(crate) fixed: u64,
     pub(crate) clean: u64,
     pub(crate) purged: u64,
-    /// Calls that gave pages back.
+    /// Calls that gave pages back, and the time they took, microseconds.
     pub(crate) purge_calls: u64,
+    pub(crate) purge_us: u64,
     /// Calls that the kernel refused.
     pub(crate) purge_failures: u64,
     /// Pages asked for again soon after their purge.
@@ -103,14 +88,41 @@ pub(crate) struct Counts {
     pub(crate) mapped: u64,
     /// Bytes of maps and records.
     pub(crate) metadata_bytes: u64,
+    pub(crate) huge: HugeCounts,
+}
+
+impl Counts {
+    const fn new() -> Self {
+        Self {
+            in_use: 0,
+            peak: 0,
+            dirty: 0,
+            dirty_pieces: 0,
+            muzzy: 0,
+            fixed: 0,
+            clean: 0,
+            purged: 0,
+            purge_calls: 0,
+            purge_us: 0,
+            purge_failures: 0,
+            regretted: 0,
+            pressure_purged: 0,
+            pressure: 0,
+            window_ms: 0,
+            mapped: 0,
+            metadata_bytes: 0,
+            huge: HugeCounts { whole: 0, split: 0, collapsed: 0, refused: 0, spent_us: 0 },
+        }
+    }
 }
 
 /// The page heap of a kernel `O`.
 pub(crate) struct PageHeap<O> {
     pub(crate) space: Space<O>,
-    inner: Mutex<Inner>,
-    /// Held while an extent is in state `Purging`, so that a fork's child finds none.
-    purging: Mutex<()>,
+    pub(super) inner: Mutex<Inner>,
+    /// Held while an extent is in state `Purging`, so that a fork's child finds none, and while frames
+    /// are collapsed.
+    pub(super) purging: Mutex<()>,
     /// Dirty pages, for a look without the lock.
     dirty_hint: AtomicU64,
 }
@@ -118,32 +130,29 @@ pub(crate) struct PageHeap<O> {
 impl<O: Os> PageHeap<O> {
     pub(crate) const fn new(os: O) -> Self {
         Self {
-            space: Space { os, window: Window::new(), extents: Extents::new(), bits: Table::new() },
+            space: Space {
+                os,
+                window: Window::new(),
+                extents: Extents::new(),
+                frames: Frames::new(),
+                bits: Table::new(),
+            },
             inner: Mutex::new(Inner {
                 cache: Cache::new(),
                 demand: Demand::new(5000),
-                times: Times { window_ms: 5000, decay_ms: Some(2000) },
+                times: Times::new(5000, Some(2000)),
                 decay: Decay::new(),
+                muzzy_decay: Decay::new(),
                 regret: Regret::new(5000),
                 pressure: Pressure::None,
+                looks: Looks::new(),
+                thp: Thp::Evidence,
+                hugetlb: Hugetlb::Off,
+                grew_fixed: false,
                 purging_pages: 0,
                 last_step_ms: 0,
-                counts: Counts {
-                    in_use: 0,
-                    peak: 0,
-                    dirty: 0,
-                    dirty_pieces: 0,
-                    clean: 0,
-                    purged: 0,
-                    purge_calls: 0,
-                    purge_failures: 0,
-                    regretted: 0,
-                    pressure_purged: 0,
-                    pressure: 0,
-                    window_ms: 0,
-                    mapped: 0,
-                    metadata_bytes: 0,
-                },
+                refuses_lazily: false,
+                counts: Counts::new(),
             }),
             purging: Mutex::new(()),
             dirty_hint: AtomicU64::new(0),
@@ -155,7 +164,12 @@ impl<O: Os> PageHeap<O> {
         let sp = &self.space;
         sp.window.place(&sp.os, random, |start, records, bitmaps| {
             sp.extents.place(start, records);
-            sp.bits.place(start + records, bitmaps);
+            sp.bits.place(start + 2 * records, bitmaps);
+            let frames = start + 2 * records + bitmaps;
+            // Records are a 256th of the window.
+            let bytes = Frames::table_bytes(records * 256);
+            sp.frames.place(frames, bytes);
+            frames + bytes
         })
     }
 
@@ -163,8 +177,14 @@ impl<O: Os> PageHeap<O> {
     pub(crate) fn set_times(&self, times: Times) {
         let mut inner = self.inner.lock();
         inner.regret.set_base_ms(times.window_ms);
-        inner.times.decay_ms = times.decay_ms;
+        inner.times = Times { window_ms: inner.times.window_ms, ..times };
         inner.follow_regret(self.space.os.now_ms());
+    }
+
+    /// Sets what the window grows by. Called once, before anything is given out.
+    pub(crate) fn set_huge(&self, thp: Thp, hugetlb: Hugetlb) {
+        let mut inner = self.inner.lock();
+        (inner.thp, inner.hugetlb) = (thp, hugetlb);
     }
 
     /// The number of unit pages that `bytes` need, a multiple of the kernel's page.
@@ -196,7 +216,9 @@ impl<O: Os> PageHeap<O> {
         let e = sp.extents.get(id);
         e.set_state(state);
         e.set_code(code);
+        sp.frames.used(e.run());
         inner.asked(sp.os.now_ms(), pages, clean);
+        trace::record(Kind::Alloc, e.start(), pages);
         self.hint(&inner);
         Some(Taken { id, zero: clean == pages })
     }
@@ -212,6 +234,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         for &id in ids {
+            trace::record(Kind::Free, sp.extents.get(id).start(), 0);
             inner.free(sp, id, now);
         }
         self.hint(&inner);
@@ -223,6 +246,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         inner.demand.sub(now, u64::from(sp.extents.get(id).pages()));
+        trace::record(Kind::Free, sp.extents.get(id).start(), 0);
         inner.cache.put_clean(sp, id);
     }
 
@@ -246,7 +270,9 @@ impl<O: Os> PageHeap<O> {
             clean = inner.cache.extend(sp, id, extra);
         }
         let Some(clean) = clean else { return false };
+        sp.frames.used(Run { start: e.end() - extra, pages: extra });
         inner.asked(sp.os.now_ms(), extra, clean);
+        trace::record(Kind::Resize, e.start(), pages);
         self.hint(&inner);
         true
     }
@@ -261,128 +287,20 @@ impl<O: Os> PageHeap<O> {
             return;
         }
         let tail = inner.cache.split_tail(sp, id, pages);
+        trace::record(Kind::Resize, sp.extents.get(id).start(), pages);
         let now = sp.os.now_ms();
         if purging.is_none() || sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
             inner.free(sp, tail, now);
             self.hint(&inner);
             return;
         }
-        inner.demand.sub(now, u64::from(sp.extents.get(tail).pages()));
+        inner.leave(sp, tail, now);
         sp.extents.get(tail).set_state(State::Purging);
-        let e = sp.extents.get(tail);
-        e.set_stamp_ms(now);
-        let mut batch = Batch::new();
-        batch.add(tail, sp.window.address(e.start()), e.pages());
-        inner.purging_pages += batch.pages;
+        sp.extents.get(tail).set_stamp_ms(now);
+        sp.extents.get(tail).set_age(Age::Dirty);
+        inner.purging_pages += u64::from(sp.extents.get(tail).pages());
         drop(inner);
-        self.purge(&batch);
-        drop(purging);
-    }
-
-    /// Gives cold pages back. Returns how long nothing more will be due, milliseconds; `None` when
-    /// there is nothing dirty.
-    pub(crate) fn step(&self) -> Option<u64> {
-        let sp = &self.space;
-        let _purging = self.purging.lock();
-        let mut inner = self.inner.lock();
-        let now = sp.os.now_ms();
-        let due = inner.due(sp, now);
-        inner.last_step_ms = now;
-        drop(inner);
-        self.purge_oldest(due);
-        self.inner.lock().rest_ms(sp, now)
-    }
-
-    /// Gives up, at once, what `pressure` asks for.
-    pub(crate) fn relieve(&self, pressure: Pressure) {
-        let _purging = self.purging.lock();
-        let mut inner = self.inner.lock();
-        let now = self.space.os.now_ms();
-        let dirty = inner.cache.dirty_pages;
-        let warm = inner.demand.peak(now) - inner.demand.in_use();
-        let pages = match pressure {
-            Pressure::None => 0,
-            Pressure::Cold => dirty.saturating_sub(warm),
-            Pressure::Warm => dirty,
-        };
-        inner.pressure = pressure;
-        drop(inner);
-        let purged = self.purge_oldest(pages);
-        self.inner.lock().counts.pressure_purged += purged;
-    }
-
-    /// Gives every dirty page back at once, on request. Returns the bytes given back.
-    pub(crate) fn trim(&self) -> usize {
-        let _purging = self.purging.lock();
-        let dirty = self.inner.lock().cache.dirty_pages;
-        #[allow(clippy::cast_possible_truncation, reason = "pages of an address space")]
-        let purged = self.purge_oldest(dirty) as usize;
-        purged << LG_PAGE
-    }
-
-    /// Purges `pages` dirty pages, the oldest first, some pieces to a call and with the heap unlocked
-    /// meanwhile. Returns how many pages were given back. The caller holds `purging`.
-    fn purge_oldest(&self, pages: u64) -> u64 {
-        let sp = &self.space;
-        let (mut left, mut purged) = (pages.next_multiple_of(unit_pages(sp)), 0);
-        while left > 0 {
-            let mut batch = Batch::new();
-            let mut inner = self.inner.lock();
-            while left > 0 && !batch.is_full() && inner.cache.reserve_records(sp, 2).is_ok() {
-                let room = left.min(PURGE_PAGES - batch.pages);
-                #[allow(clippy::cast_possible_truncation, reason = "at most PURGE_PAGES")]
-                let Some(id) = inner.cache.take_oldest(sp, room as u32) else { break };
-                let e = sp.extents.get(id);
-                left = left.saturating_sub(u64::from(e.pages()));
-                batch.add(id, sp.window.address(e.start()), e.pages());
-            }
-            inner.purging_pages += batch.pages;
-            self.hint(&inner);
-            drop(inner);
-            if batch.len == 0 {
-                break;
-            }
-            purged += self.purge(&batch);
-        }
-        purged
-    }
-
-    /// Purges extents in state `Purging`, with the heap unlocked, and puts them back. Returns how many
-    /// pages were given back.
-    fn purge(&self, batch: &Batch) -> u64 {
-        let sp = &self.space;
-        let (mut at, mut purged) = (0, 0);
-        while at < batch.len {
-            // SAFETY: the extents are free, and in no tree, so nobody else refers to their pages.
-            let done = unsafe { sp.os.purge_all(&batch.ranges[at..batch.len]) };
-            let mut inner = self.inner.lock();
-            inner.counts.purge_calls += 1;
-            for &id in &batch.ids[at..at + done] {
-                let e = sp.extents.get(id);
-                let pages = u64::from(e.pages());
-                purged += pages;
-                inner.purging_pages -= pages;
-                inner.counts.purged += pages;
-                inner.regret.purged(e.stamp_ms(), pages);
-                inner.cache.put_clean(sp, id);
-            }
-            at += done;
-            if at < batch.len {
-                inner.counts.purge_failures += 1;
-                let now = sp.os.now_ms();
-                inner.purging_pages -= u64::from(sp.extents.get(batch.ids[at]).pages());
-                inner.cache.put_dirty(sp, batch.ids[at], now);
-                at += 1;
-            }
-            self.hint(&inner);
-        }
-        purged
-    }
-
-    /// Notes that the program did something, for the window that regret has widened.
-    pub(crate) fn note_active(&self) {
-        let now = self.space.os.now_ms();
-        self.inner.lock().regret.active(now);
+        self.purge(&Batch::of(sp, tail));
     }
 
     /// Dirty pages at about this time, read without the lock.
@@ -390,8 +308,8 @@ impl<O: Os> PageHeap<O> {
         self.dirty_hint.load(Relaxed)
     }
 
-    fn hint(&self, inner: &Guard<'_, Inner>) {
-        self.dirty_hint.store(inner.cache.dirty_pages, Relaxed);
+    pub(super) fn hint(&self, inner: &Guard<'_, Inner>) {
+        self.dirty_hint.store(inner.cache.dirty.pages + inner.cache.muzzy.pages, Relaxed);
     }
 
     /// The accounts.
@@ -402,8 +320,10 @@ impl<O: Os> PageHeap<O> {
         Counts {
             in_use: inner.demand.in_use(),
             peak: inner.demand.peak(now),
-            dirty: inner.cache.dirty_pages + inner.purging_pages,
-            dirty_pieces: inner.cache.dirty_pieces,
+            dirty: inner.cache.dirty.pages + inner.purging_pages,
+            dirty_pieces: inner.cache.dirty.pieces,
+            muzzy: inner.cache.muzzy.pages,
+            huge: inner.looks.counts,
             clean: inner.cache.clean_pages,
             mapped: u64::from(sp.window.pages()),
             metadata_bytes: (sp.window.metadata_bytes() + inner.cache.record_bytes()) as u64,
@@ -435,14 +355,14 @@ impl Inner {
     /// Notes that `pages` pages were given out, `clean` of which have to be faulted in.
     fn asked(&mut self, now: u64, pages: u32, clean: u32) {
         self.demand.add(now, u64::from(pages));
-        self.regret.active(now);
+        self.regret.active(now, u64::from(pages), self.demand.in_use());
         if clean > 0 && self.regret.asked(now, u64::from(clean), self.demand.in_use()) > 0 {
             self.follow_regret(now);
         }
     }
 
     /// Puts the window in force where it counts.
-    fn follow_regret(&mut self, now: u64) {
+    pub(super) fn follow_regret(&mut self, now: u64) {
         let window_ms = self.regret.window_ms();
         self.times.window_ms = window_ms;
         self.demand.set_window_ms(now, window_ms);
@@ -450,96 +370,88 @@ impl Inner {
     }
 
     fn free<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now: u64) {
-        self.demand.sub(now, u64::from(sp.extents.get(id).pages()));
+        self.leave(sp, id, now);
         self.cache.put_dirty(sp, id, now);
+    }
+
+    /// Notes that an extent is not in use any more.
+    fn leave<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, now: u64) {
+        let run = sp.extents.get(id).run();
+        self.demand.sub(now, u64::from(run.pages));
+        sp.frames.unused(run);
     }
 
     /// Whether only free pieces lie between page `end` and the window's end.
     fn reaches_end<O: Os>(&self, sp: &Space<O>, end: u32) -> bool {
-        if end >= sp.window.pages() {
-            return true;
-        }
-        let e = sp.extents.get(sp.window.owner(end));
-        e.is_free() && e.end() >= sp.window.pages()
+        let limit = sp.window.pages();
+        limit - end <= self.cache.trail(sp, limit)
     }
 
     /// Grows the window so that `pages` pages at `align` fit at its end.
     fn grow<O: Os>(&mut self, sp: &Space<O>, pages: u32, align: u32) -> Result<(), Errno> {
         let end = sp.window.pages();
-        let mut start = end;
-        if end > 0 {
-            let last = sp.extents.get(sp.window.owner(end - 1));
-            if last.state() == State::Clean {
-                start = last.start();
-            }
-        }
         let room = u64::from(pages) + u64::from(align) - 1;
-        let need = (u64::from(start) + room).saturating_sub(u64::from(end));
+        if let Some(lg_page) = self.hugetlb.lg_page()
+            && self.grow_fixed(sp, room, lg_page)
+        {
+            return Ok(());
+        }
+        let (trail, apart) = match self.grew_fixed {
+            true => (0, KINDS_APART_BYTES),
+            false => (self.cache.trail(sp, end), 0),
+        };
+        let need = room.saturating_sub(u64::from(trail));
         #[allow(clippy::cast_possible_truncation, reason = "64-bit only")]
         let need = ((need as usize) << LG_PAGE).next_multiple_of(sp.os.page_size());
         let grown = (end as usize) << LG_PAGE;
         let chunk = (grown / 8).clamp(CHUNK_BYTES.0, CHUNK_BYTES.1).next_multiple_of(CHUNK_BYTES.0);
-        let roomy = need.next_multiple_of(chunk);
-        let (run, skipped) = map_above(sp, roomy).or_else(|_| map_above(sp, need))?;
+        let map = |at: usize, bytes: usize| sp.os.map_at(at, bytes);
+        let (run, skipped) = map_above(sp, need.next_multiple_of(chunk), apart, map)
+            .or_else(|_| map_above(sp, need, apart, map))?;
         self.cache.add_fresh(sp, run, skipped);
+        self.grew_fixed = false;
+        if self.thp != Thp::Evidence {
+            let range =
+                Range { addr: sp.window.address(run.start), len: (run.pages as usize) << LG_PAGE };
+            // A kernel without huge pages refuses; nothing is lost by that.
+            let _ = sp.os.advise_huge(range, self.thp == Thp::Always);
+        }
         Ok(())
     }
 
-    /// Pages to purge now.
-    fn due<O: Os>(&mut self, sp: &Space<O>, now: u64) -> u64 {
-        self.regret.relax(now);
-        self.follow_regret(now);
-        if self.times.decay_ms.is_some() {
-            self.cache.age(sp, now.saturating_sub(self.times.window_ms / YOUNG));
-        }
-        let Some(oldest_ms) = self.cache.oldest_stamp_ms(sp) else {
-            self.decay = Decay::new();
-            return 0;
+    /// Grows the window by reserved huge pages, if the kernel has enough of them.
+    fn grow_fixed<O: Os>(&mut self, sp: &Space<O>, room: u64, lg_page: u32) -> bool {
+        let huge = 1usize << lg_page;
+        let (limit, _) = sp.window.bounds();
+        let apart = if self.grew_fixed || limit == 0 { 0 } else { KINDS_APART_BYTES };
+        let apart = (limit + apart).next_multiple_of(huge) - limit;
+        #[allow(clippy::cast_possible_truncation, reason = "64-bit only")]
+        let bytes = ((room as usize) << LG_PAGE).next_multiple_of(huge);
+        let map = |at: usize, bytes: usize| {
+            if !at.is_multiple_of(huge) {
+                return Err(Errno(libc::EINVAL));
+            }
+            sp.os.map_huge_at(at, bytes, lg_page)
         };
-        let peak = self.demand.peak(now);
-        let dirty = self.cache.dirty_pages;
-        let aged = match now.checked_sub(self.times.window_ms) {
-            Some(until) => self.cache.pages_until(sp, until, dirty),
-            None => 0,
-        };
-        let sight = Sight {
-            dirty,
-            warm: peak - self.demand.in_use(),
-            aged,
-            oldest_ms,
-            unit: unit_pages(sp),
-            now_ms: now,
-            last_ms: self.last_step_ms,
-        };
-        self.decay.budget(self.times, sight)
-    }
-
-    /// How long until something may be due, milliseconds.
-    fn rest_ms<O>(&mut self, sp: &Space<O>, now: u64) -> Option<u64> {
-        /// Steps while pages are leaving, and the longest rest while any are dirty.
-        const STEP_MS: u64 = 50;
-        const REST_MS: u64 = 1000;
-        let oldest = self.cache.oldest_stamp_ms(sp)?;
-        let Some(decay) = self.times.decay_ms else { return Some(REST_MS) };
-        let cold_at = oldest + self.times.window_ms;
-        if cold_at > now {
-            return Some((cold_at - now).clamp(STEP_MS.min(decay.max(1)), REST_MS));
-        }
-        let all_warm = self.cache.dirty_pages <= self.demand.peak(now) - self.demand.in_use();
-        Some(if all_warm { self.times.window_ms.clamp(STEP_MS, REST_MS) / 2 } else { STEP_MS })
+        let Ok((run, skipped)) = map_above(sp, bytes, apart, map) else { return false };
+        sp.frames.fix(run);
+        self.cache.add_fresh(sp, run, skipped);
+        self.counts.fixed += u64::from(run.pages);
+        self.grew_fixed = true;
+        true
     }
 }
 
-/// Unit pages of one page of the kernel's.
-fn unit_pages<O: Os>(sp: &Space<O>) -> u64 {
-    (sp.os.page_size() >> LG_PAGE).max(1) as u64
-}
-
-/// Maps `bytes` (a multiple of the kernel's page) above the window's limit. Returns the new pages, and
+/// Maps `bytes` (a multiple of the kernel's page) above the window's limit, `apart` bytes away from it. Returns the new pages, and
 /// how many were passed over because something else is mapped there.
-fn map_above<O: Os>(sp: &Space<O>, bytes: usize) -> Result<(Run, u32), Errno> {
+fn map_above<O: Os>(
+    sp: &Space<O>,
+    bytes: usize,
+    apart: usize,
+    map: impl Fn(usize, usize) -> Result<(), Errno>,
+) -> Result<(Run, u32), Errno> {
     let (limit, most) = sp.window.bounds();
-    let (mut skip, mut step) = (0, sp.os.page_size().max(1 << 20));
+    let (mut skip, mut step) = (apart, sp.os.page_size().max(1 << 20));
     loop {
         let start = limit + skip;
         let end = start + bytes;
@@ -548,7 +460,7 @@ fn map_above<O: Os>(sp: &Space<O>, bytes: usize) -> Result<(Run, u32), Errno> {
         }
         sp.ensure_records(end >> LG_PAGE)?;
         sp.window.ensure_maps(&sp.os, end)?;
-        match sp.os.map_at(sp.window.address(0) + start, bytes) {
+        match map(sp.window.address(0) + start, bytes) {
             Ok(()) => {
                 sp.window.set_limit(end);
                 let [start, pages, skipped] = [start, bytes, skip].map(|bytes| {

@@ -228,7 +228,6 @@ impl Sim {
                 Op::Alloc { pages, lg_align, life_ms } => self.alloc(pages, lg_align, life_ms),
                 Op::Resize { nth, pages } => self.resize(nth, pages),
                 Op::Pass { ms } => self.pass(ms),
-                Op::Active => self.heap.note_active(),
                 Op::Trim => {
                     self.heap.trim();
                     self.purged(By::Request);
@@ -256,7 +255,6 @@ enum Op {
     Alloc { pages: usize, lg_align: u32, life_ms: u64 },
     Resize { nth: usize, pages: usize },
     Pass { ms: u64 },
-    Active,
     Trim,
     Relieve(Pressure),
 }
@@ -278,7 +276,6 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             .prop_map(|(pages, lg_align, life_ms)| Op::Alloc { pages, lg_align, life_ms }),
         8 => (any::<usize>(), sizes()).prop_map(|(nth, pages)| Op::Resize { nth, pages }),
         24 => spans().prop_map(|ms| Op::Pass { ms }),
-        2 => Just(Op::Active),
         1 => Just(Op::Trim),
         1 => pressure.prop_map(Op::Relieve),
     ];
@@ -292,7 +289,7 @@ fn page_sizes() -> impl Strategy<Value = usize> {
 fn times() -> impl Strategy<Value = Times> {
     let window = prop_oneof![Just(5000), Just(0), 1u64..1000, 1000u64..20_000];
     let decay = prop_oneof![2 => Just(Some(2000)), 1 => (1u64..20_000).prop_map(Some), 1 => Just(Some(0)), 1 => Just(None)];
-    (window, decay).prop_map(|(window_ms, decay_ms)| Times { window_ms, decay_ms })
+    (window, decay).prop_map(|(window_ms, decay_ms)| Times::new(window_ms, decay_ms))
 }
 
 proptest! {
@@ -307,7 +304,8 @@ proptest! {
         sim.pass(2 * times.window_ms + 2 * times.decay_ms.unwrap_or(1000));
     }
 
-    /// A window and a decay after the program's last call, and one step, nothing dirty is left.
+    /// A window and a decay after the program's last call, and one step, nothing dirty is left; or as
+    /// much later as regret has learned that the program may be quiet.
     #[test]
     fn i2_a_cold_page_always_goes_back(
         page in page_sizes(),
@@ -324,7 +322,8 @@ proptest! {
             *dies = u64::MAX;
         }
         let before = sim.dirty;
-        sim.pass(times.window_ms + times.decay_ms.unwrap_or(60_000) + REST_MS);
+        let quiet_ms = sim.heap.inner.lock().regret.quiet_ms();
+        sim.pass(quiet_ms.max(times.window_ms) + times.decay_ms.unwrap_or(60_000) + REST_MS);
         match times.decay_ms {
             Some(_) => prop_assert_eq!(sim.dirty, 0),
             None => prop_assert_eq!(sim.dirty, before, "without a decay nothing goes"),
@@ -340,7 +339,7 @@ proptest! {
         decay_ms in prop_oneof![Just(2000u64), 1u64..20_000],
         ops in ops(),
     ) {
-        let mut sim = Sim::new(page, Times { window_ms, decay_ms: Some(decay_ms) });
+        let mut sim = Sim::new(page, Times::new(window_ms, Some(decay_ms)));
         sim.run(&ops);
         sim.pass(window_ms + decay_ms + 1000);
         for (i, &(from, until, _)) in sim.purged_log.iter().enumerate() {
@@ -372,7 +371,7 @@ proptest! {
         blocks in proptest::collection::vec((0u64..1000, 1u64..1000), 1..40),
     ) {
         let blocks: Vec<_> = blocks.into_iter().map(|(at, life)| (at, pages, life)).collect();
-        let faulted = periodic(page, Times { window_ms, decay_ms }, period_ms, &blocks).0;
+        let faulted = periodic(page, Times::new(window_ms, decay_ms), period_ms, &blocks).0;
         prop_assert!(faulted[2..].iter().all(|&pages| pages == 0), "{:?}", faulted);
     }
 }
@@ -389,7 +388,7 @@ fn i4_mixed_sizes_fault_little_more() {
         for _ in 0..60 {
             let (page, (window_ms, period_ms), decay_ms, blocks) =
                 programs.new_tree(&mut runner).unwrap().current();
-            let times = Times { window_ms, decay_ms: purging.then_some(decay_ms) };
+            let times = Times::new(window_ms, purging.then_some(decay_ms));
             let (faulted, peak) = periodic(page, times, period_ms, &blocks);
             let later: u64 = faulted[2..].iter().sum();
             shares.push(later as f64 / (PERIODS - 2) as f64 / peak as f64);
@@ -402,7 +401,7 @@ fn i4_mixed_sizes_fault_little_more() {
 /// The pieces that small blocks leave behind are put together again before the window grows.
 #[test]
 fn a_periodic_program_that_never_purges_does_not_grow() {
-    let times = Times { window_ms: 100, decay_ms: None };
+    let times = Times::new(100, None);
     let faulted = periodic(4096, times, 74, &[(0, 4, 1), (109, 1, 95), (852, 2, 176)]).0;
     assert!(faulted[5..].iter().all(|&pages| pages == 0), "{faulted:?}");
 }

@@ -7,15 +7,21 @@
 //! the trees of `cache`.
 pub(crate) mod base;
 pub(crate) mod cache;
+pub(crate) mod free_tree;
 pub(crate) mod heap;
+pub(crate) mod hugepage;
 #[cfg(test)]
 mod invariants;
 pub(crate) mod page_map;
+pub(crate) mod purge;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trace;
 pub(crate) mod tree;
 
 use crate::extent::base::Table;
+use crate::extent::cache::Run;
+use crate::extent::free_tree::Node;
 use crate::os::{Errno, Os};
 use crate::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -57,6 +63,18 @@ impl State {
             _ => Self::Unused,
         }
     }
+}
+
+/// What becomes of a dirty piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Age {
+    /// It is given back, or made muzzy, when it is cold.
+    Dirty,
+    /// The kernel may take its pages when it wants to (`MADV_FREE`); it is given back later.
+    Muzzy,
+    /// It is of the kernel's reserved pools, and stays.
+    Fixed,
 }
 
 macro_rules! fields {
@@ -138,18 +156,37 @@ impl Extent {
         self.state.store(state as u8, Relaxed);
     }
 
+    /// Its pages.
+    pub(crate) fn run(&self) -> Run {
+        Run { start: self.start(), pages: self.pages() }
+    }
+
     /// The page after its last.
     pub(crate) fn end(&self) -> u32 {
         self.start() + self.pages()
     }
 
-    /// Dirty piece: whether it is among the old ones. (It has no use for a slab's hint.)
-    pub(crate) fn is_old(&self) -> bool {
-        self.hint() != 0
+    /// Dirty piece: how much longer ago its pages may have been freed than its stamp says, milliseconds.
+    /// (It has no use for a slab's divisor.)
+    pub(crate) fn spread_ms(&self) -> u64 {
+        u64::from(self.magic())
     }
 
-    pub(crate) fn set_old(&self, old: bool) {
-        self.set_hint(u16::from(old));
+    pub(crate) fn set_spread_ms(&self, ms: u64) {
+        self.set_magic(u32::try_from(ms).unwrap_or(u32::MAX));
+    }
+
+    /// Dirty piece: which list it is in. (It has no use for a slab's hint.)
+    pub(crate) fn age(&self) -> Age {
+        match self.hint() {
+            0 => Age::Dirty,
+            1 => Age::Muzzy,
+            _ => Age::Fixed,
+        }
+    }
+
+    pub(crate) fn set_age(&self, age: Age) {
+        self.set_hint(age as u16);
     }
 
     pub(crate) fn is_free(&self) -> bool {
@@ -157,20 +194,26 @@ impl Extent {
     }
 }
 
-/// All records.
-pub(crate) struct Extents(Table<Extent>);
+/// All records, and the nodes that free pieces have in their tree, under the same index.
+pub(crate) struct Extents {
+    records: Table<Extent>,
+    nodes: Table<Node>,
+}
 
 impl Extents {
     pub(crate) const fn new() -> Self {
-        Self(Table::new())
+        Self { records: Table::new(), nodes: Table::new() }
     }
 
+    /// Gives both tables their place: `bytes` each, one after the other.
     pub(crate) fn place(&self, start: usize, bytes: usize) {
-        self.0.place(start, bytes);
+        self.records.place(start, bytes);
+        self.nodes.place(start + bytes, bytes);
     }
 
     pub(crate) fn ensure(&self, os: &impl Os, len: u32) -> Result<(), Errno> {
-        self.0.ensure(os, len as usize)
+        self.records.ensure(os, len as usize)?;
+        self.nodes.ensure(os, len as usize)
     }
 
     /// The record of `id`, which was handed out.
@@ -178,6 +221,13 @@ impl Extents {
     pub(crate) fn get(&self, id: ExtentId) -> &Extent {
         // SAFETY: ids are handed out after `ensure` for them, records are zero-initialised memory
         // that is never unmapped, and every field is an atomic.
-        unsafe { &*self.0.at(id as usize) }
+        unsafe { &*self.records.at(id as usize) }
+    }
+
+    /// The node of `id`, which was handed out.
+    #[inline(always)]
+    fn node(&self, id: ExtentId) -> &Node {
+        // SAFETY: as above.
+        unsafe { &*self.nodes.at(id as usize) }
     }
 }

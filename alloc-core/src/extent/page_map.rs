@@ -53,12 +53,13 @@ impl Window {
     }
 
     /// Chooses the window's place, which `random` moves about, and maps the start of its maps.
-    /// `tables` gets the range for records and bitmaps: start, bytes of the one and of the other.
+    /// `tables` places the page layer's other tables from an address on, which need so many bytes for
+    /// records and for bitmaps, and says where they end.
     pub(crate) fn place(
         &self,
         os: &impl Os,
         random: u64,
-        tables: impl Fn(usize, usize, usize),
+        tables: impl Fn(usize, usize, usize) -> usize,
     ) -> Result<(), Errno> {
         let mut result = Err(Errno(libc::ENOMEM));
         for attempt in 0..PLACES.len() * 4 {
@@ -78,8 +79,8 @@ impl Window {
                 // One record and one bitmap for each 16 KiB, the smallest slab.
                 let (records, bitmaps) = (owner_bytes * 4, owner_bytes * 8);
                 let start = side + SIDE_BYTES;
-                tables(start, records, bitmaps);
-                let base = (start + records + bitmaps).next_multiple_of(1 << 30);
+                let end = tables(start, records, bitmaps);
+                let base = end.next_multiple_of(1 << 30);
                 self.max_bytes.store(bytes - (1 << 30), Ordering::Relaxed);
                 self.base.store(base, Ordering::Release);
                 return Ok(());

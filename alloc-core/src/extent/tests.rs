@@ -6,12 +6,14 @@ use std::vec::Vec;
 use proptest::prelude::*;
 
 use super::heap::PageHeap;
+use super::hugepage::FRAME_PAGES;
 use super::page_map::{LG_PAGE, PAGE};
 use super::{ExtentId, State};
 use crate::heat::decay::Times;
 use crate::os::Os;
 use crate::os::fake::{Call, FakeKernel};
 use crate::policy::pressure::Pressure;
+use crate::policy::thp::{Hugetlb, Thp};
 
 pub(super) fn heap(page_size: usize) -> PageHeap<FakeKernel> {
     let heap = PageHeap::new(FakeKernel::new(page_size));
@@ -194,7 +196,7 @@ proptest! {
 fn hot_pages_stay_and_cold_pages_go() {
     let heap = heap(4096);
     let os = &heap.space.os;
-    heap.set_times(Times { window_ms: 5000, decay_ms: Some(2000) });
+    heap.set_times(Times::new(5000, Some(2000)));
     os.advance(100_000);
     // A periodic program: 40 MiB in use at the peak of each step.
     for _ in 0..200 {
@@ -275,20 +277,19 @@ fn a_failing_kernel_loses_nothing() {
 fn never_purges_with_decay_off_and_at_once_with_zero() {
     let heap = heap(4096);
     heap.space.os.advance(100_000);
-    heap.set_times(Times { window_ms: 5000, decay_ms: None });
+    heap.set_times(Times::new(5000, None));
     let id = heap.alloc(1000, PAGE, State::Large, 0).unwrap().id;
     heap.free(id);
     heap.space.os.advance(1_000_000);
     heap.step();
     assert_eq!(heap.counts().dirty, 1000);
-    heap.set_times(Times { window_ms: 0, decay_ms: Some(0) });
+    heap.set_times(Times::new(0, Some(0)));
     heap.space.os.advance(1);
     heap.step();
     assert_eq!(heap.counts().dirty, 0);
 }
 
-/// A program that uses 40 MiB for a moment every `period_ms`, and does something small all the time.
-/// Returns the pages purged in each period.
+/// A program that uses 40 MiB for a moment every `period_ms` and sleeps in between. Returns the pages purged in each period.
 fn periodic(heap: &PageHeap<FakeKernel>, period_ms: u64, periods: usize) -> Vec<u64> {
     let os = &heap.space.os;
     let mut purged = Vec::new();
@@ -300,7 +301,6 @@ fn periodic(heap: &PageHeap<FakeKernel>, period_ms: u64, periods: usize) -> Vec<
         ids.iter().for_each(|&id| heap.free(id));
         for _ in 0..(period_ms - 100) / 50 {
             os.advance(50);
-            heap.note_active();
             heap.step();
         }
         purged.push(heap.counts().purged - before);
@@ -316,8 +316,8 @@ fn a_period_longer_than_the_window_is_learned() {
     assert!(purged[0] > 10_000, "at first they go: {purged:?}");
     assert!(purged[3..].iter().all(|&pages| pages == 0), "then they stay: {purged:?}");
     assert!(heap.counts().regretted > 0 && heap.counts().window_ms > 12_500);
-    // The program falls silent: the window falls back, and everything goes.
-    for _ in 0..(5000 + 7000) / 50 + 10 {
+    // The program falls silent for longer than ever: the window falls back, and everything goes.
+    for _ in 0..(12_500 * 5 / 4 + 7000) / 50 {
         heap.space.os.advance(50);
         heap.step();
     }
@@ -369,21 +369,221 @@ fn pressure_takes_the_cold_pages_first_and_then_the_warm_ones() {
 }
 
 #[test]
-fn pieces_freed_a_moment_ago_are_taken_before_older_ones() {
+fn the_lowest_dirty_run_is_taken_before_clean_pages() {
     let heap = heap(4096);
+    let block = |pages: u32| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    let at = |id: ExtentId| heap.space.extents.get(id).start();
+    let (low, _a, middle, _b, high, _c) =
+        (block(100), block(1), block(60), block(1), block(100), block(1));
+    let (low_at, middle_at) = (at(low), at(middle));
+    heap.free(low);
+    heap.trim();
+    heap.free(high);
+    heap.space.os.advance(3000);
+    heap.free(middle);
+    assert_eq!(at(block(50)), middle_at, "dirty and lowest, although another is larger");
+    assert_eq!(at(block(100)), at(high), "dirty");
+    assert_eq!(at(block(100)), low_at, "clean, but not above what was used");
+}
+
+#[test]
+fn a_run_that_is_partly_dirty_is_entered_where_it_is_dirty() {
+    let heap = heap(4096);
+    let block = |pages: u32| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    let at = |id: ExtentId| heap.space.extents.get(id).start();
+    let (low, high, _wall) = (block(100), block(50), block(1));
+    let start = at(high);
+    heap.free(low);
+    heap.trim();
+    heap.free(high);
+    assert_eq!(at(block(60)), start - 10);
+}
+
+/// A heap whose kernel has transparent huge pages in this mode, with one block of `pages` pages, of
+/// which every page is touched but one in `gap` (0: none is left out).
+fn dense(mode: &str, pages: u32, gap: usize) -> (PageHeap<FakeKernel>, ExtentId) {
+    let heap = heap(4096);
+    heap.space.os.put_file("/sys/kernel/mm/transparent_hugepage/enabled", mode);
+    heap.space.os.put_file("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152");
+    heap.space.os.advance(100_000);
+    let id = heap.alloc(pages, 2 << 20, State::Large, 0).unwrap().id;
+    let _wall = heap.alloc(1, PAGE, State::Large, 0).unwrap();
+    for (i, word) in bytes(&heap, id).iter_mut().step_by(512).enumerate() {
+        if gap == 0 || i % gap != 0 {
+            *word = 1;
+        }
+    }
+    (heap, id)
+}
+
+/// Lets the background look for `ms`. Returns the bytes collapsed.
+fn look(heap: &PageHeap<FakeKernel>, ms: u64) -> usize {
+    for _ in 0..ms / 50 {
+        heap.space.os.advance(50);
+        heap.step();
+        heap.hugify();
+    }
+    heap.space.os.take_collapses().iter().map(|range| range.len).sum()
+}
+
+/// 64 MiB.
+const DENSE: u32 = 32 * FRAME_PAGES;
+
+#[test]
+fn dense_memory_becomes_huge_pages_and_sparse_memory_does_not() {
+    for mode in ["always [madvise] never", "[always] madvise never"] {
+        let (heap, _) = dense(mode, DENSE, 0);
+        assert_eq!(look(&heap, 500), 0, "one look is no evidence");
+        assert_eq!(look(&heap, 5000), 64 << 20);
+        assert_eq!(heap.counts().huge.whole, 32);
+        assert_eq!(look(&heap, 100_000), 0, "and not twice");
+    }
+    let (heap, _) = dense("always [madvise] never", DENSE, 9);
+    assert_eq!(look(&heap, 200_000), 0, "eight in nine pages are not enough");
+    assert!(heap.space.os.count(Call::Resident) < 32 * 10, "nor is it looked at all the time");
+    let (heap, _) = dense("always madvise [never]", DENSE, 0);
+    assert_eq!(look(&heap, 100_000) as u64 + heap.space.os.count(Call::Resident), 0);
+    let (heap, _) = dense("always [madvise] never", FRAME_PAGES, 0);
+    assert_eq!(look(&heap, 100_000), 0, "small programs stay small");
+}
+
+#[test]
+fn a_frame_with_clean_pages_is_no_huge_page() {
+    let (heap, id) = dense("always [madvise] never", DENSE, 0);
+    heap.shrink(id, DENSE - 1);
+    heap.trim();
+    assert_eq!(look(&heap, 20_000), 62 << 20);
+    // The page beyond its end is used again: the frame is full once more.
+    assert!(heap.extend(id, DENSE));
+    bytes(&heap, id)[((DENSE as usize) - 1) << 9] = 1;
+    assert_eq!(look(&heap, 20_000), 2 << 20);
+}
+
+#[test]
+fn a_refused_collapse_is_tried_again_much_later() {
+    let (heap, _) = dense("always [madvise] never", DENSE, 0);
+    heap.space.os.fail_always(Call::Collapse, libc::ENOMEM);
+    look(&heap, 20_000);
+    let refused = heap.counts().huge.refused;
+    assert_eq!((refused, heap.counts().huge.whole), (32, 0));
+    heap.space.os.heal(Call::Collapse);
+    assert_eq!(look(&heap, 70_000), 64 << 20);
+}
+
+#[test]
+fn a_huge_page_in_use_keeps_its_few_free_pages_while_the_program_works() {
+    let (heap, id) = dense("always [madvise] never", DENSE, 0);
+    assert_eq!(look(&heap, 10_000), 64 << 20);
+    // The last three frames and a hundred pages of the one before become free.
+    let kept = DENSE - 3 * FRAME_PAGES - 100;
+    heap.shrink(id, kept);
+    let _ = heap.space.os.take_purges();
+    let base = heap.space.window.address(0);
+    let mut purged = 0;
+    for _ in 0..100 {
+        // Work, of a size that finds no place among those pages.
+        let id = heap.alloc(DENSE, PAGE, State::Large, 0).unwrap().id;
+        look(&heap, 100);
+        heap.free(id);
+        for purge in heap.space.os.take_purges() {
+            let whole = (purge.addr - base) % (2 << 20) == 0 && purge.len % (2 << 20) == 0;
+            assert!(whole, "{purge:?}: whole huge pages");
+            purged += purge.len;
+        }
+    }
+    assert_eq!((purged, heap.counts().huge.split), (3 * (2 << 20), 0));
+    look(&heap, 7500);
+    assert_eq!(heap.counts().dirty, 0, "a quiet program gives all the same");
+    assert_eq!(heap.counts().huge.split, 1);
+}
+
+#[test]
+fn a_huge_page_that_is_mostly_free_is_split_when_it_is_cold() {
+    let (heap, id) = dense("always [madvise] never", DENSE, 0);
+    assert_eq!(look(&heap, 10_000), 64 << 20);
+    heap.shrink(id, DENSE - 300);
+    for _ in 0..80 {
+        // Work, of a size that finds no place among those pages.
+        let id = heap.alloc(DENSE, PAGE, State::Large, 0).unwrap().id;
+        look(&heap, 100);
+        heap.free(id);
+    }
+    assert_eq!(heap.counts().dirty, u64::from(DENSE), "what the work uses");
+    assert_eq!(heap.counts().huge.split, 1);
+}
+
+#[test]
+fn the_window_is_advised_as_the_option_says() {
+    for (thp, wanted) in
+        [(Thp::Always, Some(true)), (Thp::Never, Some(false)), (Thp::Evidence, None)]
+    {
+        let heap = heap(4096);
+        heap.set_huge(thp, Hugetlb::Off);
+        heap.space.os.fail_nth(Call::AdviseHuge, 2);
+        for _ in 0..3 {
+            heap.alloc(DENSE, PAGE, State::Large, 0).unwrap();
+        }
+        let advice = heap.space.os.take_advice();
+        assert!(advice.iter().all(|&(_, huge)| Some(huge) == wanted));
+        assert_eq!(advice.is_empty(), wanted.is_none());
+    }
+}
+
+#[test]
+fn reserved_pages_are_used_first_and_never_given_back() {
+    let heap = heap(4096);
+    heap.set_huge(Thp::Evidence, Hugetlb::Mib2);
+    let block = |pages: u32| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+    let first = block(700);
+    assert_eq!(heap.counts().fixed, 1024);
+    // The pool is empty.
+    heap.space.os.fail_always(Call::MapHuge, libc::ENOMEM);
+    let second = block(700);
+    // Then it has some again.
+    heap.space.os.heal(Call::MapHuge);
+    let third = block(2000);
+    assert_eq!(heap.counts().fixed, 1024 + 2048);
+    for (tag, id) in [first, second, third].into_iter().enumerate() {
+        fill(&heap, id, tag as u64);
+    }
+    for (tag, id) in [first, second, third].into_iter().enumerate() {
+        verify(&heap, id, tag as u64, (heap.space.extents.get(id).pages() as usize) << 9);
+        heap.free(id);
+    }
+    heap.trim();
+    let purged: usize = heap.space.os.take_purges().iter().map(|purge| purge.len).sum();
+    assert_eq!(purged, 700 * PAGE, "only what is ordinary memory");
+    // And a request never spans both kinds.
+    for _ in 0..20 {
+        let id = block(900);
+        let e = heap.space.extents.get(id);
+        let kinds = [e.start(), e.end() - 1].map(|page| heap.space.frames.is_fixed(page));
+        assert_eq!(kinds[0], kinds[1]);
+    }
+}
+
+#[test]
+fn muzzy_pages_are_offered_first_and_given_back_later() {
+    let heap = heap(4096);
+    heap.set_times(Times { muzzy_ms: Some(4000), ..Times::new(1000, Some(1000)) });
     let os = &heap.space.os;
     os.advance(100_000);
-    let block = |pages| heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
-    // Walls keep the pieces apart. The old ones fit the later requests exactly, the young one does not.
-    let (old, _wall): (Vec<_>, Vec<_>) = (0..20).map(|_| (block(100), block(1))).unzip();
-    let young = block(4000);
-    old.iter().for_each(|&id| heap.free(id));
-    os.advance(1000);
-    heap.step();
-    heap.free(young);
-    let start = heap.space.extents.get(block(100)).start();
-    let range = heap.space.extents.get(young).start();
-    assert!(start >= range, "page {start} is not of the young piece at {range}");
+    let id = heap.alloc(1000, PAGE, State::Large, 0).unwrap().id;
+    heap.free(id);
+    look(&heap, 2500);
+    let counts = heap.counts();
+    assert_eq!((counts.dirty, counts.muzzy + counts.purged), (0, 1000));
+    assert!(os.count(Call::PurgeLazily) > 0 && counts.muzzy > 600, "{}", counts.muzzy);
+    let again = heap.alloc(600, PAGE, State::Large, 0).unwrap();
+    assert!(!again.zero, "muzzy pages may hold old bytes");
+    assert_eq!(heap.counts().muzzy, counts.muzzy - 600);
+    look(&heap, 4500);
+    assert_eq!((heap.counts().muzzy, heap.counts().purged), (0, 400));
+    // A kernel that refuses the offer keeps nothing from going.
+    heap.free(again.id);
+    os.fail_always(Call::PurgeLazily, libc::EINVAL);
+    look(&heap, 10_000);
+    assert_eq!((heap.counts().dirty, heap.counts().muzzy), (0, 0));
 }
 
 #[test]
@@ -391,7 +591,7 @@ fn dirty_pieces_beside_each_other_are_taken_before_clean_pages() {
     let heap = heap(4096);
     let os = &heap.space.os;
     os.advance(100_000);
-    heap.set_times(Times { window_ms: 20_000, decay_ms: Some(2000) });
+    heap.set_times(Times::new(20_000, Some(2000)));
     let block = |pages| heap.alloc(pages, PAGE, State::Large, 0).unwrap();
     // Pieces of different ages: two, then six pages; five; eight single pages. Clean pages after each.
     let pieces: [&[u32]; 3] = [&[2, 6], &[5], &[1; 8]];

@@ -1,50 +1,30 @@
-//! A treap over extents, linked by index: sorted by a key, balanced by a hash of the start page, so
-//! that its shape depends on its contents alone. Two uses: free pieces by (size, address), which
-//! makes best fit with the lowest address the tree's lower bound, and partly used slabs by address.
+//! A treap over extents, linked by index: sorted by address, balanced by a hash of the start page,
+//! so that its shape depends on its contents alone. It holds an arena's partly used slabs.
 use super::{ExtentId, Extents};
 
-/// A key; ties are impossible, since the start page is part of it.
-pub(crate) type Key = u64;
-
-/// A tree of extents; the order is [`Tree::key`]'s.
+/// A tree of extents by start page.
 pub(crate) struct Tree {
     root: ExtentId,
-    by_size: bool,
 }
 
 /// What decides which of two nodes is higher: a hash of the start page.
-fn priority(start: u32) -> u32 {
+pub(super) fn priority(start: u32) -> u32 {
     let mixed = start.wrapping_mul(0x9E37_79B1);
     (mixed ^ (mixed >> 15)).wrapping_mul(0x85EB_CA77)
 }
 
 impl Tree {
-    /// An empty tree by (pages, start).
-    pub(crate) const fn by_size() -> Self {
-        Self { root: 0, by_size: true }
-    }
-
-    /// An empty tree by start.
-    pub(crate) const fn by_address() -> Self {
-        Self { root: 0, by_size: false }
-    }
-
-    fn key(&self, extents: &Extents, id: ExtentId) -> Key {
-        let e = extents.get(id);
-        if self.by_size {
-            (u64::from(e.pages()) << 32) | u64::from(e.start())
-        } else {
-            u64::from(e.start())
-        }
+    pub(crate) const fn new() -> Self {
+        Self { root: 0 }
     }
 
     pub(crate) fn insert(&mut self, extents: &Extents, id: ExtentId) {
-        let key = self.key(extents, id);
+        let key = extents.get(id).start();
         let mine = priority(extents.get(id).start());
         let mut link = Link::Root;
         let mut at = self.root;
         while at != 0 && priority(extents.get(at).start()) >= mine {
-            link = if key < self.key(extents, at) { Link::Left(at) } else { Link::Right(at) };
+            link = if key < extents.get(at).start() { Link::Left(at) } else { Link::Right(at) };
             at = self.follow(extents, link);
         }
         let (left, right) = self.split(extents, at, key);
@@ -54,9 +34,9 @@ impl Tree {
         self.set(extents, link, id);
     }
 
-    /// Takes `id` out; it must be in the tree, with the key it had when it was put in.
+    /// Takes `id` out; it must be in the tree, with the start it had when it was put in.
     pub(crate) fn remove(&mut self, extents: &Extents, id: ExtentId) {
-        let key = self.key(extents, id);
+        let key = extents.get(id).start();
         let mut link = Link::Root;
         let mut at = self.root;
         while at != id {
@@ -64,7 +44,7 @@ impl Tree {
             if at == 0 {
                 return;
             }
-            link = if key < self.key(extents, at) { Link::Left(at) } else { Link::Right(at) };
+            link = if key < extents.get(at).start() { Link::Left(at) } else { Link::Right(at) };
             at = self.follow(extents, link);
         }
         let node = extents.get(id);
@@ -74,44 +54,15 @@ impl Tree {
         node.set_right(0);
     }
 
-    /// The extent with the smallest key that is at least `key`, or 0.
-    pub(crate) fn at_least(&self, extents: &Extents, key: Key) -> ExtentId {
-        let mut best = 0;
+    /// The extent with the lowest address, or 0.
+    pub(crate) fn lowest(&self, extents: &Extents) -> ExtentId {
+        let mut lowest = 0;
         let mut at = self.root;
         while at != 0 {
-            if self.key(extents, at) >= key {
-                best = at;
-                at = extents.get(at).left();
-            } else {
-                at = extents.get(at).right();
-            }
+            lowest = at;
+            at = extents.get(at).left();
         }
-        best
-    }
-
-    /// The extent with the largest key below `key`, or 0.
-    pub(crate) fn below(&self, extents: &Extents, key: Key) -> ExtentId {
-        let mut best = 0;
-        let mut at = self.root;
-        while at != 0 {
-            if self.key(extents, at) < key {
-                best = at;
-                at = extents.get(at).right();
-            } else {
-                at = extents.get(at).left();
-            }
-        }
-        best
-    }
-
-    /// The key of the node after `id`: for walking upwards with [`Tree::at_least`].
-    pub(crate) fn key_after(&self, extents: &Extents, id: ExtentId) -> Key {
-        self.key(extents, id) + 1
-    }
-
-    /// `id`'s key: for walking downwards with [`Tree::below`].
-    pub(crate) fn key_of(&self, extents: &Extents, id: ExtentId) -> Key {
-        self.key(extents, id)
+        lowest
     }
 
     fn follow(&self, extents: &Extents, link: Link) -> ExtentId {
@@ -131,12 +82,12 @@ impl Tree {
     }
 
     /// Splits the subtree at `at` into the keys below `key` and those above.
-    fn split(&self, extents: &Extents, mut at: ExtentId, key: Key) -> (ExtentId, ExtentId) {
+    fn split(&self, extents: &Extents, mut at: ExtentId, key: u32) -> (ExtentId, ExtentId) {
         let (mut left, mut right) = (0, 0);
         let (mut left_end, mut right_end) = (0, 0);
         while at != 0 {
             let node = extents.get(at);
-            if self.key(extents, at) < key {
+            if extents.get(at).start() < key {
                 if left_end == 0 {
                     left = at
                 } else {

@@ -180,11 +180,6 @@ impl CpuCaches {
         (0..self.count()).filter_map(|cpu| self.drain(backend, cpu)).sum()
     }
 
-    /// Whether some CPU's cache was used since [`CpuCaches::drain_idle`] parked it, or is new.
-    pub(crate) fn any_used(&self) -> bool {
-        (0..self.count()).any(|cpu| self.place(cpu).is_open())
-    }
-
     /// Empties the caches of the CPUs on which nothing happened since the last two calls; the
     /// number of blocks. For the background thread, a few times a second or less.
     ///

@@ -120,12 +120,6 @@ impl<'a, R> Place<'a, R> {
         Some(done)
     }
 
-    /// Whether the CPU's operations find the region: it was used since it was parked, or is new.
-    #[cfg(not(loom))]
-    pub(crate) fn is_open(&self) -> bool {
-        State::of(self.entry.load(Relaxed)).is_none()
-    }
-
     /// One look for an idle region: one that is `same` as it was is parked, which costs its next
     /// user one slow operation. True: it was parked at the last look and still is, so it is idle
     /// for sure, and there is something in it.

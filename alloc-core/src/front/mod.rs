@@ -247,17 +247,14 @@ fn event() {
     let allocated = thread_allocated();
     tls.allocated_at_event.set(allocated.wrapping_add_signed(EVENT_BYTES));
     tls.bytes_until_event.set(EVENT_BYTES);
+    // Who only allocates frees no pages, and may have grown.
+    background::notice();
 }
 
 /// Bytes that this thread has allocated so far.
 pub(crate) fn thread_allocated() -> u64 {
     let tls = tls();
     tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
-}
-
-/// Whether the caches of CPUs were used lately: within two calls of [`tend`], or so.
-pub(crate) fn active() -> bool {
-    CPU_CACHES.any_used()
 }
 
 /// Gives the blocks in the caches of idle CPUs and of dead threads, and the batches that nobody asked

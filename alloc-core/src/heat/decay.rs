@@ -16,6 +16,15 @@ pub(crate) struct Times {
     pub(crate) window_ms: u64,
     /// Cold pages are gone this long after they became cold; `None`: never.
     pub(crate) decay_ms: Option<u64>,
+    /// Before that the kernel may take them for this long; `None`: for good; 0: not at all.
+    pub(crate) muzzy_ms: Option<u64>,
+}
+
+impl Times {
+    /// Without a muzzy stage.
+    pub(crate) const fn new(window_ms: u64, decay_ms: Option<u64>) -> Self {
+        Self { window_ms, decay_ms, muzzy_ms: Some(0) }
+    }
 }
 
 /// What the page layer knows when it asks.
@@ -110,7 +119,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    const TIMES: Times = Times { window_ms: 5000, decay_ms: Some(2000) };
+    const TIMES: Times = Times::new(5000, Some(2000));
 
     fn sight() -> Sight {
         Sight {
@@ -189,7 +198,7 @@ mod tests {
 
     #[test]
     fn no_decay_purges_at_once() {
-        let times = Times { window_ms: 0, decay_ms: Some(0) };
+        let times = Times::new(0, Some(0));
         assert_eq!(Decay::new().budget(times, Sight { now_ms: 1, last_ms: 0, ..sight() }), 1000);
     }
 }

@@ -9,18 +9,22 @@ use std::sync::Mutex;
 use std::vec::Vec;
 
 use super::linux::{Linux, unmap};
-use super::{Errno, Os};
+use super::{Errno, Os, Range};
 
 /// A call of [`Os`] that can be counted and made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Map,
     Purge,
+    PurgeLazily,
+    Collapse,
+    AdviseHuge,
+    MapHuge,
     Resident,
     Move,
 }
 
-const CALLS: usize = 4;
+const CALLS: usize = 8;
 
 /// Pages given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,8 @@ struct Log {
     counts: [u64; CALLS],
     failures: [Option<Failure>; CALLS],
     purges: Vec<Purge>,
+    collapses: Vec<Range>,
+    advice: Vec<(Range, bool)>,
     windows: Vec<(usize, usize)>,
     files: BTreeMap<String, String>,
 }
@@ -111,6 +117,16 @@ impl FakeKernel {
         core::mem::take(&mut self.log.lock().unwrap().purges)
     }
 
+    /// The ranges collapsed since this was last asked.
+    pub(crate) fn take_collapses(&self) -> Vec<Range> {
+        core::mem::take(&mut self.log.lock().unwrap().collapses)
+    }
+
+    /// The advice for or against huge pages since this was last asked.
+    pub(crate) fn take_advice(&self) -> Vec<(Range, bool)> {
+        core::mem::take(&mut self.log.lock().unwrap().advice)
+    }
+
     /// Resident bytes of a range, whole pages of this kernel.
     pub(crate) fn resident_bytes(&self, addr: usize, len: usize) -> usize {
         let mut pages = std::vec![0; len / self.page_size];
@@ -166,6 +182,34 @@ impl Os for FakeKernel {
         Ok(())
     }
 
+    unsafe fn purge_lazily(&self, ranges: &[Range]) -> usize {
+        let done = |r: &&Range| self.enter(Call::PurgeLazily, &[r.addr, r.len]).is_ok();
+        ranges.iter().take_while(done).count()
+    }
+
+    fn collapse(&self, range: Range) -> Result<(), Errno> {
+        self.enter(Call::Collapse, &[range.addr, range.len])?;
+        assert!(range.addr.is_multiple_of(2 << 20) && range.len.is_multiple_of(2 << 20));
+        self.log.lock().unwrap().collapses.push(range);
+        Ok(())
+    }
+
+    fn advise_huge(&self, range: Range, wanted: bool) -> Result<(), Errno> {
+        self.enter(Call::AdviseHuge, &[range.addr, range.len])?;
+        self.log.lock().unwrap().advice.push((range, wanted));
+        Ok(())
+    }
+
+    /// Ordinary memory stands for reserved pages.
+    fn map_huge_at(&self, addr: usize, len: usize, lg_page: u32) -> Result<(), Errno> {
+        self.enter(Call::MapHuge, &[addr, len])?;
+        let page = 1usize << lg_page;
+        assert!(addr.is_multiple_of(page) && len.is_multiple_of(page));
+        Linux.map_at(addr, len)?;
+        self.log.lock().unwrap().windows.push((addr, len));
+        Ok(())
+    }
+
     fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno> {
         self.enter(Call::Resident, &[addr, len])?;
         self.fold_resident(addr, &mut pages[..len / self.page_size])
@@ -187,6 +231,10 @@ impl Os for FakeKernel {
 
     fn now_ms(&self) -> u64 {
         self.clock_ms.load(Relaxed)
+    }
+
+    fn now_us(&self) -> u64 {
+        self.now_ms() * 1000
     }
 }
 

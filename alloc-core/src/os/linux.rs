@@ -73,12 +73,10 @@ fn int(value: i32) -> usize {
 // Memory
 
 const RW: usize = (libc::PROT_READ | libc::PROT_WRITE) as usize;
-/// NORESERVE: the window is far larger than what is used of it.
-const ANON: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-
-/// Maps `len` zero bytes, readable and writable, at exactly `addr`, where nothing may be mapped.
-pub(crate) fn map_fixed_noreplace(addr: usize, len: usize) -> Result<(), Errno> {
-    let flags = int(ANON | libc::MAP_FIXED_NOREPLACE);
+/// Maps `len` zero bytes, readable and writable, at exactly `addr`, where nothing may be mapped, with
+/// `flags` as well.
+fn map_fixed_noreplace(addr: usize, len: usize, flags: i32) -> Result<(), Errno> {
+    let flags = int(flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE);
     // SAFETY: the flag forbids touching other mappings; kernels that do not know it read `addr` as a hint.
     let got = check(unsafe { syscall(libc::SYS_mmap, addr, len, RW, flags, int(-1), 0) })?;
     if got == addr {
@@ -174,6 +172,15 @@ pub(crate) fn now_ms() -> u64 {
         syscall(libc::SYS_clock_gettime, int(libc::CLOCK_MONOTONIC_COARSE), to, 0, 0, 0, 0)
     };
     now.sec.cast_unsigned() * 1000 + now.nsec.cast_unsigned() / 1_000_000
+}
+
+/// Microseconds of the monotonic clock.
+pub(crate) fn now_us() -> u64 {
+    let mut now = Timespec { sec: 0, nsec: 0 };
+    let to = (&raw mut now).expose_provenance();
+    // SAFETY: the kernel writes `now`.
+    let _ = unsafe { syscall(libc::SYS_clock_gettime, int(libc::CLOCK_MONOTONIC), to, 0, 0, 0, 0) };
+    now.sec.cast_unsigned() * 1_000_000 + now.nsec.cast_unsigned() / 1000
 }
 
 fn wait_on(word: &AtomicU32, op: i32, expected: u32, timeout_ms: Option<u64>) -> Result<(), Errno> {
@@ -317,6 +324,22 @@ fn open(path: &CStr) -> Result<i32, Errno> {
         syscall(libc::SYS_openat, int(libc::AT_FDCWD), path.as_ptr().addr(), flags, 0, 0, 0)
     })?;
     i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+/// Opens a file for appending, made anew and empty, or as it is. A pipe that nobody reads is refused.
+pub(crate) fn open_append(path: &CStr, anew: bool) -> Result<i32, Errno> {
+    let anew = if anew { libc::O_CREAT | libc::O_TRUNC } else { 0 };
+    let flags = int(libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC | libc::O_NONBLOCK | anew);
+    let (nr, at) = (libc::SYS_openat, int(libc::AT_FDCWD));
+    // SAFETY: the kernel reads the path up to its end.
+    let fd = check(unsafe { syscall(nr, at, path.as_ptr().addr(), flags, 0o600, 0, 0) })?;
+    i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
+}
+
+/// Closes a descriptor of ours.
+pub(crate) fn close(fd: i32) {
+    // SAFETY: the caller does not use it any more.
+    let _ = unsafe { syscall(libc::SYS_close, int(fd), 0, 0, 0, 0, 0) };
 }
 
 fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
@@ -524,6 +547,37 @@ unsafe fn clone_thread(frame: *mut usize, thread_pointer: *mut u8, tid: *mut u32
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Linux;
 
+/// Advises many ranges in as few calls as the kernel allows. Returns how many of the first ranges are
+/// done; the one after them was refused.
+///
+/// # Safety
+/// As for [`madvise`], for each range.
+unsafe fn advise_all(ranges: &[Range], advice: i32) -> usize {
+    /// Before Linux 6.13 the kernel doesn't take this advice from us for ourselves.
+    static REFUSED: AtomicBool = AtomicBool::new(false);
+    let mut done = 0;
+    while done < ranges.len() {
+        let rest = &ranges[done..];
+        if rest.len() > 1 && !REFUSED.load(Relaxed) {
+            // SAFETY: the caller's promise.
+            match unsafe { process_madvise(PIDFD_SELF, rest, advice) } {
+                Ok(bytes) => done += whole(rest, bytes),
+                Err(Errno(libc::ENOSYS | libc::EBADF | libc::EPERM)) => {
+                    REFUSED.store(true, Relaxed);
+                }
+                Err(_) => {}
+            }
+        }
+        // The range that stopped the others is tried alone: its error, if it is one, is its own.
+        match ranges.get(done) {
+            // SAFETY: the caller's promise.
+            Some(r) if unsafe { madvise(r.addr, r.len, advice) }.is_ok() => done += 1,
+            _ => break,
+        }
+    }
+    done
+}
+
 impl Os for Linux {
     #[inline]
     fn page_size(&self) -> usize {
@@ -531,7 +585,8 @@ impl Os for Linux {
     }
 
     fn map_at(&self, addr: usize, len: usize) -> Result<(), Errno> {
-        map_fixed_noreplace(addr, len)
+        // Much of it may never be touched.
+        map_fixed_noreplace(addr, len, libc::MAP_NORESERVE)
     }
 
     unsafe fn purge(&self, addr: usize, len: usize) -> Result<(), Errno> {
@@ -540,29 +595,30 @@ impl Os for Linux {
     }
 
     unsafe fn purge_all(&self, ranges: &[Range]) -> usize {
-        /// Before Linux 6.13 the kernel doesn't take this advice from us for ourselves.
-        static REFUSED: AtomicBool = AtomicBool::new(false);
-        let mut done = 0;
-        while done < ranges.len() {
-            let rest = &ranges[done..];
-            if rest.len() > 1 && !REFUSED.load(Relaxed) {
-                // SAFETY: the caller's promise.
-                match unsafe { process_madvise(PIDFD_SELF, rest, libc::MADV_DONTNEED) } {
-                    Ok(bytes) => done += whole(rest, bytes),
-                    Err(Errno(libc::ENOSYS | libc::EBADF | libc::EPERM)) => {
-                        REFUSED.store(true, Relaxed);
-                    }
-                    Err(_) => {}
-                }
-            }
-            // The range that stopped the others is tried alone: its error, if it is one, is its own.
-            match ranges.get(done) {
-                // SAFETY: the caller's promise.
-                Some(r) if unsafe { self.purge(r.addr, r.len) }.is_ok() => done += 1,
-                _ => break,
-            }
-        }
-        done
+        // SAFETY: the caller's promise.
+        unsafe { advise_all(ranges, libc::MADV_DONTNEED) }
+    }
+
+    unsafe fn purge_lazily(&self, ranges: &[Range]) -> usize {
+        // SAFETY: the caller's promise.
+        unsafe { advise_all(ranges, libc::MADV_FREE) }
+    }
+
+    fn collapse(&self, range: Range) -> Result<(), Errno> {
+        // SAFETY: the contents stay as they are.
+        unsafe { madvise(range.addr, range.len, libc::MADV_COLLAPSE) }
+    }
+
+    fn advise_huge(&self, range: Range, wanted: bool) -> Result<(), Errno> {
+        let advice = if wanted { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+        // SAFETY: the contents stay as they are.
+        unsafe { madvise(range.addr, range.len, advice) }
+    }
+
+    fn map_huge_at(&self, addr: usize, len: usize, lg_page: u32) -> Result<(), Errno> {
+        let size = i32::try_from(lg_page).unwrap_or(0) << libc::MAP_HUGE_SHIFT;
+        // Reserved: a touch that finds the pool empty would be a SIGBUS.
+        map_fixed_noreplace(addr, len, libc::MAP_HUGETLB | size)
     }
 
     fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno> {
@@ -580,6 +636,10 @@ impl Os for Linux {
 
     fn now_ms(&self) -> u64 {
         now_ms()
+    }
+
+    fn now_us(&self) -> u64 {
+        now_us()
     }
 }
 

@@ -42,6 +42,18 @@ pub(crate) trait Os: Sync {
         // SAFETY: the caller's promise.
         ranges.iter().take_while(|r| unsafe { self.purge(r.addr, r.len) }.is_ok()).count()
     }
+    /// Lets the kernel take the pages of many ranges when it wants to; until then they may be read and
+    /// written as before (`MADV_FREE`). Returns as [`Os::purge_all`].
+    ///
+    /// # Safety
+    /// As for [`Os::purge`], for each range.
+    unsafe fn purge_lazily(&self, ranges: &[Range]) -> usize;
+    /// Makes huge pages of the range, which lies on their borders, at once (`MADV_COLLAPSE`).
+    fn collapse(&self, range: Range) -> Result<(), Errno>;
+    /// Asks for huge pages where the range is touched (`MADV_HUGEPAGE`), or for none.
+    fn advise_huge(&self, range: Range, wanted: bool) -> Result<(), Errno>;
+    /// As [`Os::map_at`], of the kernel's reserved pages of `1 << lg_page` bytes.
+    fn map_huge_at(&self, addr: usize, len: usize, lg_page: u32) -> Result<(), Errno>;
     /// Which pages are resident: bit 0 of one byte a page (`mincore`).
     fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno>;
     /// Moves the pages of `[from, from + len)` to `to`, which is ours and mapped; `from` stays
@@ -55,4 +67,6 @@ pub(crate) trait Os: Sync {
     fn read_file(&self, path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno>;
     /// Milliseconds of a monotonic clock.
     fn now_ms(&self) -> u64;
+    /// Microseconds of the same clock.
+    fn now_us(&self) -> u64;
 }
