@@ -17,8 +17,9 @@ use crate::trace_file;
 pub(crate) static HEAP: Heap<Linux> = Heap::new(Linux);
 
 const NEW: u32 = 0;
-const STARTING: u32 = 1;
-const READY: u32 = 2;
+const READY: u32 = 1;
+/// [`NEW`], [`READY`], or one more than the id of the process that is starting: a fork's child may find
+/// another thread's start half done.
 static STATE: AtomicU32 = AtomicU32::new(NEW);
 
 /// More arenas than this would be more locks than threads that want them.
@@ -32,8 +33,9 @@ pub(crate) fn ready() -> bool {
 
 #[cold]
 fn start_up() -> bool {
+    let starting = linux::getpid().cast_unsigned() + 1;
     loop {
-        match STATE.compare_exchange(NEW, STARTING, Ordering::AcqRel, Ordering::Acquire) {
+        match STATE.compare_exchange(NEW, starting, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 let done = initialise();
                 // Out of memory may pass: the next caller tries again.
@@ -41,7 +43,11 @@ fn start_up() -> bool {
                 return done;
             }
             Err(READY) => return true,
-            Err(_) => linux::yield_now(),
+            Err(state) if state == starting => linux::yield_now(),
+            // Nobody goes on with it in this process.
+            Err(state) => {
+                let _ = STATE.compare_exchange(state, NEW, Ordering::AcqRel, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Huge pages: what is known of each 2 MiB frame of the window, and the looks that turn dense frames
-//! into huge pages in the background. A frame qualifies while every page of it is in use or dirty and
-//! more than nine in ten are resident at two looks. The kernel is then asked to collapse it
+//! into huge pages in the background. A frame qualifies while every page of it is in use or dirty,
+//! somebody uses it, and more than nine in ten are resident at two looks. The kernel is then asked to collapse it
 //! (`MADV_COLLAPSE`), which needs no advice on the mapping and so splits none.
 //!
 //! Invariant, under the heap's lock: `backed` counts a frame's pages that are not clean, `in_use`
@@ -32,9 +32,12 @@ pub(crate) struct Frame {
     /// When it is to be looked at again, ticks.
     due: AtomicU16,
     state: AtomicU8,
-    /// How often in a row it was found sparse.
+    /// How often in a row it was found sparse, and [`USED`].
     sparse: AtomicU8,
 }
+
+/// Pages of the frame were taken since it was last looked at.
+const USED: u8 = 1 << 7;
 
 /// Not looked at since it was filled, or found sparse.
 const NEW: u8 = 0;
@@ -50,10 +53,15 @@ impl Frame {
         self.state.load(Relaxed) == HUGE
     }
 
+    /// Whether somebody uses it, or did since the last look.
+    fn is_wanted(&self) -> bool {
+        self.in_use.load(Relaxed) > 0 || self.sparse.load(Relaxed) & USED != 0
+    }
+
     fn forget(&self) {
         self.state.store(NEW, Relaxed);
         self.due.store(0, Relaxed);
-        self.sparse.store(0, Relaxed);
+        self.sparse.store(self.sparse.load(Relaxed) & USED, Relaxed);
     }
 }
 
@@ -109,7 +117,10 @@ impl Frames {
 
     /// Notes that the pages of `run` are in use.
     pub(crate) fn used(&self, run: Run) {
-        self.each(run, |frame, n| frame.in_use.store(frame.in_use.load(Relaxed) + n, Relaxed));
+        self.each(run, |frame, n| {
+            frame.in_use.store(frame.in_use.load(Relaxed) + n, Relaxed);
+            frame.sparse.store(frame.sparse.load(Relaxed) | USED, Relaxed);
+        });
     }
 
     /// Notes that the pages of `run` are not in use any more.
@@ -234,7 +245,11 @@ impl<O: Os> PageHeap<O> {
             }
         }
         self.collapse(&dense[..len]);
-        let inner = self.inner.lock();
+        let mut inner = self.inner.lock();
+        if len == COLLAPSE_FRAMES {
+            // There may be more.
+            inner.looks.again_ms = turn.now_ms;
+        }
         let next = inner.looks.again_ms.max(inner.looks.rest_until_ms);
         (inner.looks.again_ms != u64::MAX).then(|| next.saturating_sub(turn.now_ms).max(TICK_MS))
     }
@@ -245,7 +260,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         let system = *inner.looks.system.get_or_insert_with(|| thp::system(&sp.os));
-        let small = inner.demand.in_use() << LG_PAGE < thp::WORTH_BYTES;
+        let small = inner.demand.peak(now) << LG_PAGE < thp::WORTH_BYTES;
         if system == thp::System::Never || small || sp.os.page_size() > 1 << LG_PAGE {
             return Err(None);
         }
@@ -259,7 +274,7 @@ impl<O: Os> PageHeap<O> {
             let index = if inner.looks.next < count { inner.looks.next } else { 0 };
             let frame = sp.frames.get(index);
             let full = u32::from(frame.backed.load(Relaxed)) == FRAME_PAGES;
-            if full && frame.in_use.load(Relaxed) > 0 && frame.state.load(Relaxed) < HUGE {
+            if full && frame.is_wanted() && frame.state.load(Relaxed) < HUGE {
                 let wait = wait_ms(frame.due.load(Relaxed), now);
                 if wait == 0 && turn.len == LOOK_FRAMES {
                     again = now;
@@ -289,10 +304,11 @@ impl<O: Os> PageHeap<O> {
         let dense = seen && thp::is_dense(pages, resident.len());
         let _inner = self.inner.lock();
         let frame = sp.frames.get(index);
+        frame.sparse.store(frame.sparse.load(Relaxed) & !USED, Relaxed);
         if !dense {
-            let times = frame.sparse.load(Relaxed);
-            frame.sparse.store(times.saturating_add(1), Relaxed);
-            let wait = (thp::AGAIN_MS.0 << times.min(16)).min(thp::AGAIN_MS.1);
+            let times = frame.sparse.load(Relaxed) & !USED;
+            frame.sparse.store((times + 1).min(16), Relaxed);
+            let wait = (thp::AGAIN_MS.0 << times).min(thp::AGAIN_MS.1);
             frame.state.store(NEW, Relaxed);
             frame.due.store(tick(now_ms + wait), Relaxed);
             return false;

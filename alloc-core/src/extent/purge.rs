@@ -15,6 +15,9 @@ use crate::policy::pressure::Pressure;
 const PURGE_PAGES: u64 = 8192;
 const PURGE_PIECES: usize = 64;
 
+/// While the program works, this part of the peak is kept in addition to it.
+const SLACK: u64 = 8;
+
 /// Extents that are purged together.
 pub(super) struct Batch {
     ids: [ExtentId; PURGE_PIECES],
@@ -23,22 +26,25 @@ pub(super) struct Batch {
     pages: u64,
     /// The kernel may take the pages later.
     lazily: bool,
+    /// They go because they are cold, not because somebody wants them to.
+    cold: bool,
 }
 
 impl Batch {
-    fn new(lazily: bool) -> Self {
+    fn new(lazily: bool, cold: bool) -> Self {
         Self {
             ids: [0; PURGE_PIECES],
             ranges: [Range { addr: 0, len: 0 }; PURGE_PIECES],
             len: 0,
             pages: 0,
             lazily,
+            cold,
         }
     }
 
     /// Of one extent, which is in state `Purging`.
     pub(super) fn of<O: Os>(sp: &Space<O>, id: ExtentId) -> Self {
-        let mut batch = Self::new(false);
+        let mut batch = Self::new(false, false);
         batch.add(sp, id);
         batch
     }
@@ -65,6 +71,7 @@ struct Order {
     /// What is free of a huge page goes although the page is otherwise in use.
     split: bool,
     lazily: bool,
+    cold: bool,
 }
 
 impl<O: Os> PageHeap<O> {
@@ -116,7 +123,7 @@ impl<O: Os> PageHeap<O> {
     }
 
     fn purge_at_once(&self, age: Age, pages: u64) -> u64 {
-        self.carry_out(Order { age, pages, split: true, lazily: false })
+        self.carry_out(Order { age, pages, split: true, lazily: false, cold: false })
     }
 
     /// Purges in the order of age, some pieces to a call and with the heap unlocked meanwhile. Returns
@@ -125,7 +132,7 @@ impl<O: Os> PageHeap<O> {
         let sp = &self.space;
         let (mut left, mut purged) = (order.pages.next_multiple_of(unit_pages(sp)), 0);
         while left > 0 {
-            let mut batch = Batch::new(order.lazily);
+            let mut batch = Batch::new(order.lazily, order.cold);
             let mut cursor = 0;
             let mut inner = self.inner.lock();
             while left > 0 && !batch.is_full() && inner.cache.reserve_records(sp, 2).is_ok() {
@@ -171,7 +178,7 @@ impl<O: Os> PageHeap<O> {
             inner.counts.purge_calls += 1;
             inner.counts.purge_us += sp.os.now_us().saturating_sub(start);
             for &id in &batch.ids[at..at + done] {
-                purged += inner.gone(sp, id, lazily);
+                purged += inner.gone(sp, id, lazily, batch.cold);
             }
             at += done;
             if at < batch.len && lazily {
@@ -194,7 +201,7 @@ impl<O: Os> PageHeap<O> {
 
 impl Inner {
     /// Puts back an extent whose pages the kernel has, or may take. Returns how many they are.
-    fn gone<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, lazily: bool) -> u64 {
+    fn gone<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, lazily: bool, cold: bool) -> u64 {
         let e = sp.extents.get(id);
         let pages = u64::from(e.pages());
         self.purging_pages -= pages;
@@ -206,7 +213,9 @@ impl Inner {
         let muzzy = e.age() == Age::Muzzy;
         let used_ms = e.stamp_ms().saturating_sub(if muzzy { self.times.window_ms } else { 0 });
         self.counts.purged += pages;
-        self.regret.purged(used_ms, pages);
+        if cold {
+            self.regret.purged(used_ms, pages);
+        }
         self.put_clean(sp, id);
         pages
     }
@@ -217,10 +226,14 @@ impl Inner {
         self.follow_regret(now);
         let times = self.times;
         let peak = self.demand.peak(now);
+        let quiet = self.regret.is_quiet(now);
+        // A program at work finds its blocks' places anew in each round: somewhat more pages than its
+        // peak go round.
+        let slack = if quiet { 0 } else { peak / SLACK };
         let dirty = &self.cache.dirty;
         let sight = Sight {
             dirty: dirty.pages,
-            warm: peak - self.demand.in_use(),
+            warm: peak - self.demand.in_use() + slack,
             aged: dirty.pages_until(sp, now.checked_sub(times.window_ms)),
             oldest_ms: dirty.oldest_ms(sp).unwrap_or(now),
             unit: unit_pages(sp),
@@ -229,9 +242,9 @@ impl Inner {
         };
         let pages = self.decay.budget(times, sight);
         let lazily = times.muzzy_ms != Some(0) && !self.refuses_lazily;
-        // A program at work uses its huge pages.
-        let split = self.regret.is_quiet(now);
-        [self.muzzy_due(sp, now), Order { age: Age::Dirty, pages, split, lazily }]
+        // A program at work uses its huge pages, too.
+        let order = Order { age: Age::Dirty, pages, split: quiet, lazily, cold: true };
+        [self.muzzy_due(sp, now), order]
     }
 
     /// Muzzy pieces decay as dirty ones do, with nothing to be kept warm.
@@ -248,7 +261,7 @@ impl Inner {
             last_ms: self.last_step_ms,
         };
         let pages = self.muzzy_decay.budget(times, sight);
-        Order { age: Age::Muzzy, pages, split: true, lazily: false }
+        Order { age: Age::Muzzy, pages, split: true, lazily: false, cold: true }
     }
 
     /// How long until something may be due, milliseconds.

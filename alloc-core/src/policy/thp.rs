@@ -62,7 +62,7 @@ pub(crate) fn system(os: &impl Os) -> System {
     }
 }
 
-/// Memory in use from which on huge pages are worth a look, bytes. A small program gains nothing by
+/// Peak of the memory in use from which on huge pages are worth a look, bytes. A small program gains nothing by
 /// them, and would grow.
 pub(crate) const WORTH_BYTES: u64 = 32 << 20;
 /// A huge page's memory has to be dense at two looks, this long apart, milliseconds.
