@@ -323,7 +323,7 @@ options! {
     ]
     background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
     hot_window_ms: Ms = 5000, 0..=60_000, Live, [zero_where_purged_at_once], "A page in use within this time is never purged; the peak demand of this time is kept as dirty pages. Reads as 0 while `dirty_decay_ms` is 0.";
-    dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back along a smooth curve over this time. -1 never purges; 0 purges at once, with no hot window.";
+    dirty_decay_ms: Ms = 2000, -1..=DECAY_MAX_MS, Live, "Pages beyond the hot window go back evenly over this time. -1 never purges; 0 purges at once, with no hot window.";
     muzzy_decay_ms: Ms = 0, -1..=DECAY_MAX_MS, Live, "What would go back is first only offered to the kernel (`MADV_FREE`), which takes it when memory is short, and goes back over this time. It still counts as resident until then. -1 leaves it with the offer; 0 gives back directly.";
     thp: Thp = 0, 0..=2, Start, "Transparent huge pages. `default` makes huge pages, in the background, of memory that was seen to be dense; `always` asks for them wherever memory is touched; `never` forbids them. The system's mode `never` makes `default` do nothing.";
     hugetlb: Hugetlb = 0, 0..=2, Start, "Take memory from the kernel's reserved huge pages of this size, as long as there are some, then ordinary memory. Such pages are never given back, and a fork's child that writes to them needs as many again.";

@@ -471,14 +471,15 @@ impl Cache {
     // Purging.
 
     /// Takes the next part of `age`'s pieces to be purged, in the order of their ages: at most `pages`
-    /// of it, from `cursor` on, which moves on (0 at first). Parts that a huge page is kept for are
-    /// passed over unless it may be `split`. Two records are reserved.
+    /// of it, from `cursor` on, which moves on (0 at first), and none that is younger than `until_ms`.
+    /// Parts that a huge page is kept for are passed over unless it may be `split`. Two records are
+    /// reserved.
     pub(crate) fn take_cold<O: Os>(
         &mut self,
         sp: &Space<O>,
         age: Age,
         cursor: &mut ExtentId,
-        (pages, split): (u32, bool),
+        (pages, until_ms, split): (u32, u64, bool),
     ) -> Option<ExtentId> {
         let mut id = match *cursor {
             0 => self.list(age)?.oldest,
@@ -489,13 +490,22 @@ impl Cache {
                 break;
             }
             let e = sp.extents.get(id);
-            let all = Run { start: e.start(), pages: e.pages() };
+            if e.stamp_ms() > until_ms {
+                id = 0;
+                break;
+            }
+            let all = e.run();
             let part = if split {
                 Some(Run { start: all.start, pages: all.pages.min(pages) })
             } else {
                 sp.frames.cold_part(all, pages)
             };
             let (prev, next) = (e.prev(), e.next());
+            if part.is_some_and(|run| run.pages == 0) {
+                // It goes when more is due: whole huge pages first.
+                id = 0;
+                break;
+            }
             if let Some(run) = part {
                 let (taken, _) = self.cut(sp, id, run);
                 sp.extents.get(taken).set_state(State::Purging);

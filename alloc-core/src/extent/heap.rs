@@ -51,6 +51,8 @@ pub(super) struct Inner {
     /// Pages in state `Purging`: neither dirty nor clean yet.
     pub(super) purging_pages: u64,
     pub(super) last_step_ms: u64,
+    /// More is dirty than a program at work needs.
+    pub(super) draining: bool,
     /// The kernel knows no `MADV_FREE`.
     pub(super) refuses_lazily: bool,
     pub(super) counts: Counts,
@@ -151,6 +153,7 @@ impl<O: Os> PageHeap<O> {
                 grew_fixed: false,
                 purging_pages: 0,
                 last_step_ms: 0,
+                draining: false,
                 refuses_lazily: false,
                 counts: Counts::new(),
             }),

@@ -155,20 +155,24 @@ impl Frames {
         (ended, split)
     }
 
-    /// The part of `run`, which is free and cold, that may be given back now: not what is less than half
-    /// of a huge page that is otherwise in use or warm. At most `most` pages, or one frame.
+    /// The part of `run`, which is free and cold, that may be given back now: at most `most` pages, huge
+    /// pages whole, and not what is less than half of a huge page that is otherwise in use or warm. An
+    /// empty run where a whole huge page comes next and is more than that.
     pub(crate) fn cold_part(&self, run: Run, most: u32) -> Option<Run> {
         let mut start = run.start;
         while start < run.end() && self.keeps(run, start >> LG_FRAME) {
             start = ((start >> LG_FRAME) + 1) << LG_FRAME;
         }
+        let latest = run.end().min(start + most);
         let mut end = start;
-        while end < run.end() && end - start < most.max(1) && !self.keeps(run, end >> LG_FRAME) {
+        while end < latest && !self.keeps(run, end >> LG_FRAME) {
             let frame_end = run.end().min(((end >> LG_FRAME) + 1) << LG_FRAME);
-            let whole = self.get(end >> LG_FRAME).is_huge();
-            end = if whole { frame_end } else { frame_end.min(start + most.max(1)) };
+            if frame_end > latest && self.get(end >> LG_FRAME).is_huge() {
+                break;
+            }
+            end = frame_end.min(latest);
         }
-        (end > start).then(|| Run { start, pages: end - start })
+        (start < run.end()).then(|| Run { start, pages: end - start })
     }
 
     /// Whether what `run` has of a frame stays, for the sake of the huge page.

@@ -15,8 +15,9 @@ use crate::policy::pressure::Pressure;
 const PURGE_PAGES: u64 = 8192;
 const PURGE_PIECES: usize = 64;
 
-/// While the program works, this part of the peak is kept in addition to it.
-const SLACK: u64 = 8;
+/// While the program works, purging begins when more than the first part of the peak is kept in
+/// addition to it, and ends when no more than the second is.
+const SLACK: (u64, u64) = (4, 16);
 
 /// Extents that are purged together.
 pub(super) struct Batch {
@@ -68,6 +69,8 @@ impl Batch {
 struct Order {
     age: Age,
     pages: u64,
+    /// Nothing goes that is what it is since later than this.
+    until_ms: u64,
     /// What is free of a huge page goes although the page is otherwise in use.
     split: bool,
     lazily: bool,
@@ -85,10 +88,11 @@ impl<O: Os> PageHeap<O> {
         let orders = inner.due(sp, now);
         inner.last_step_ms = now;
         drop(inner);
-        for order in orders {
-            self.carry_out(order);
-        }
-        self.inner.lock().rest_ms(sp, now)
+        let stayed = orders.map(|order| order.pages.saturating_sub(self.carry_out(order)));
+        let mut inner = self.inner.lock();
+        inner.muzzy_decay.stayed(stayed[0]);
+        inner.decay.stayed(stayed[1]);
+        inner.rest_ms(sp, now)
     }
 
     /// Gives up, at once, what `pressure` asks for.
@@ -123,7 +127,14 @@ impl<O: Os> PageHeap<O> {
     }
 
     fn purge_at_once(&self, age: Age, pages: u64) -> u64 {
-        self.carry_out(Order { age, pages, split: true, lazily: false, cold: false })
+        self.carry_out(Order {
+            age,
+            pages,
+            until_ms: u64::MAX,
+            split: true,
+            lazily: false,
+            cold: false,
+        })
     }
 
     /// Purges in the order of age, some pieces to a call and with the heap unlocked meanwhile. Returns
@@ -138,7 +149,7 @@ impl<O: Os> PageHeap<O> {
             while left > 0 && !batch.is_full() && inner.cache.reserve_records(sp, 2).is_ok() {
                 let room = left.min(PURGE_PAGES - batch.pages);
                 #[allow(clippy::cast_possible_truncation, reason = "at most PURGE_PAGES")]
-                let most = (room as u32, order.split);
+                let most = (room as u32, order.until_ms, order.split);
                 let Some(id) = inner.cache.take_cold(sp, order.age, &mut cursor, most) else {
                     break;
                 };
@@ -227,13 +238,21 @@ impl Inner {
         let times = self.times;
         let peak = self.demand.peak(now);
         let quiet = self.regret.is_quiet(now);
-        // A program at work finds its blocks' places anew in each round: somewhat more pages than its
-        // peak go round.
-        let slack = if quiet { 0 } else { peak / SLACK };
+        let warm = peak - self.demand.in_use();
+        // A program at work finds its blocks' places anew in each round, and its peaks differ: somewhat
+        // more pages than its peak go round.
+        let excess = self.cache.dirty.pages.saturating_sub(warm);
+        let most = if self.draining { peak / SLACK.1 } else { peak / SLACK.0 };
+        self.draining = excess > most;
+        let slack = match (quiet, self.draining) {
+            (true, _) => 0,
+            (false, true) => peak / SLACK.1,
+            (false, false) => peak / SLACK.0,
+        };
         let dirty = &self.cache.dirty;
         let sight = Sight {
             dirty: dirty.pages,
-            warm: peak - self.demand.in_use() + slack,
+            warm: warm + slack,
             aged: dirty.pages_until(sp, now.checked_sub(times.window_ms)),
             oldest_ms: dirty.oldest_ms(sp).unwrap_or(now),
             unit: unit_pages(sp),
@@ -243,7 +262,8 @@ impl Inner {
         let pages = self.decay.budget(times, sight);
         let lazily = times.muzzy_ms != Some(0) && !self.refuses_lazily;
         // A program at work uses its huge pages, too.
-        let order = Order { age: Age::Dirty, pages, split: quiet, lazily, cold: true };
+        let until_ms = now.saturating_sub(times.window_ms);
+        let order = Order { age: Age::Dirty, pages, until_ms, split: quiet, lazily, cold: true };
         [self.muzzy_due(sp, now), order]
     }
 
@@ -261,7 +281,7 @@ impl Inner {
             last_ms: self.last_step_ms,
         };
         let pages = self.muzzy_decay.budget(times, sight);
-        Order { age: Age::Muzzy, pages, split: true, lazily: false, cold: true }
+        Order { age: Age::Muzzy, pages, until_ms: now, split: true, lazily: false, cold: true }
     }
 
     /// How long until something may be due, milliseconds.

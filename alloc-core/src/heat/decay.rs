@@ -84,6 +84,11 @@ impl Decay {
         due
     }
 
+    /// Says that so many of the pages to purge stayed; they are to be purged all the more.
+    pub(crate) fn stayed(&mut self, pages: u64) {
+        self.left += pages;
+    }
+
     fn add(&mut self, cold_ms: u64, pages: u64, decay_ms: u64) {
         if pages == 0 {
             return;
@@ -185,6 +190,16 @@ mod tests {
             _ => 0,
         });
         assert!(steps.iter().all(|&step| step <= 100), "{steps:?}");
+    }
+
+    #[test]
+    fn pages_that_stayed_are_still_due() {
+        let (mut d, mut due) = (Decay::new(), 0);
+        for now_ms in (5100..=6000).step_by(100) {
+            due = d.budget(TIMES, Sight { now_ms, last_ms: now_ms - 100, ..sight() });
+            d.stayed(due);
+        }
+        assert_eq!(due, 500);
     }
 
     #[test]

@@ -45,6 +45,7 @@ struct Log {
     counts: [u64; CALLS],
     failures: [Option<Failure>; CALLS],
     purges: Vec<Purge>,
+    all_resident: bool,
     collapses: Vec<Range>,
     advice: Vec<(Range, bool)>,
     windows: Vec<(usize, usize)>,
@@ -83,6 +84,11 @@ impl FakeKernel {
     /// Puts a file there, or other contents into it.
     pub(crate) fn put_file(&self, path: &str, text: &str) {
         self.log.lock().unwrap().files.insert(path.into(), text.into());
+    }
+
+    /// From now on every page is said to be resident.
+    pub(crate) fn assume_resident(&self) {
+        self.log.lock().unwrap().all_resident = true;
     }
 
     /// Lets time pass.
@@ -212,6 +218,10 @@ impl Os for FakeKernel {
 
     fn resident(&self, addr: usize, len: usize, pages: &mut [u8]) -> Result<(), Errno> {
         self.enter(Call::Resident, &[addr, len])?;
+        if self.log.lock().unwrap().all_resident {
+            pages[..len / self.page_size].fill(1);
+            return Ok(());
+        }
         self.fold_resident(addr, &mut pages[..len / self.page_size])
     }
 
