@@ -359,9 +359,9 @@ proptest! {
                 }
                 purged += pages;
                 dirty = dirty.max(most_within(&sim.dirty_log, from, until));
-                let least = if page == PAGE { FRAME_PAGES } else { (page / PAGE) as u32 };
+                let least = if page == PAGE { u64::from(FRAME_PAGES) } else { (page / PAGE) as u64 };
                 prop_assert!(
-                    purged.saturating_sub(least.into()) * decay_ms <= 2 * dirty * (until - from),
+                    purged.saturating_sub(least) * decay_ms <= 2 * dirty * (until - from),
                     "{} of {} pages went from {} until {} ms", purged, dirty, from, until
                 );
             }
