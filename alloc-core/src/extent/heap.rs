@@ -2,7 +2,7 @@
 //! extents and takes them back; `purge` gives cold pages to the kernel, `hugepage` makes huge ones.
 use super::base::Table;
 use super::cache::{Cache, Run, Space};
-use super::hugepage::{Frames, HugeCounts, Looks};
+use super::hugepage::{DenseSizes, Frames, HugeCounts, Looks};
 use super::page_map::{LG_PAGE, PAGE, Window};
 use super::purge::Batch;
 use super::trace::{self, Kind};
@@ -127,6 +127,7 @@ pub(crate) struct PageHeap<O> {
     pub(super) purging: Mutex<()>,
     /// Dirty pages, for a look without the lock.
     dirty_hint: AtomicU64,
+    pub(super) dense_sizes: DenseSizes,
 }
 
 impl<O: Os> PageHeap<O> {
@@ -159,6 +160,7 @@ impl<O: Os> PageHeap<O> {
             }),
             purging: Mutex::new(()),
             dirty_hint: AtomicU64::new(0),
+            dense_sizes: DenseSizes::new(),
         }
     }
 
@@ -223,11 +225,14 @@ impl<O: Os> PageHeap<O> {
         inner.asked(sp.os.now_ms(), pages, clean);
         trace::record(Kind::Alloc, e.start(), pages);
         self.hint(&inner);
+        drop(inner);
+        self.advise(e.run(), clean);
         Some(Taken { id, zero: clean == pages })
     }
 
     /// Takes an extent back; its pages are dirty from now on.
     pub(crate) fn free(&self, id: ExtentId) {
+        self.probe(self.space.extents.get(id).run());
         self.free_all(&[id]);
     }
 

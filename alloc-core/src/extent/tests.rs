@@ -477,6 +477,40 @@ fn memory_that_is_free_at_every_look_but_used_in_between_becomes_huge_pages() {
 }
 
 #[test]
+fn sizes_whose_blocks_were_dense_are_advised_before_the_first_touch() {
+    let (heap, _) = dense("always [madvise] never", DENSE, 0);
+    look(&heap, 100);
+    let block = |pages: u32, gap: usize| {
+        let id = heap.alloc(pages, PAGE, State::Large, 0).unwrap().id;
+        for word in bytes(&heap, id).iter_mut().step_by(512 * gap) {
+            *word = 1;
+        }
+        heap.free(id);
+        heap.trim();
+    };
+    for _ in 0..3 {
+        block(4 * FRAME_PAGES + 1, 3);
+        block(4 * FRAME_PAGES - 1, 1);
+    }
+    assert_eq!(heap.space.os.take_advice(), [], "sparse blocks, and small ones");
+    for _ in 0..3 {
+        block(5 * FRAME_PAGES, 1);
+    }
+    let advice = heap.space.os.take_advice();
+    assert_eq!(advice.len(), 1, "the third of its size");
+    let (range, wanted) = advice[0];
+    assert!(wanted && range.addr.is_multiple_of(2 << 20) && range.len.is_multiple_of(2 << 20));
+    assert!(range.len >= 4 * (2 << 20));
+    // What is still resident needs no advice.
+    let id = heap.alloc(5 * FRAME_PAGES, PAGE, State::Large, 0).unwrap().id;
+    bytes(&heap, id).fill(1);
+    heap.free(id);
+    let _ = heap.space.os.take_advice();
+    heap.alloc(5 * FRAME_PAGES, PAGE, State::Large, 0).unwrap();
+    assert_eq!(heap.space.os.take_advice(), []);
+}
+
+#[test]
 fn a_refused_collapse_is_tried_again_much_later() {
     let (heap, _) = dense("always [madvise] never", DENSE, 0);
     heap.space.os.fail_always(Call::Collapse, libc::ENOMEM);
