@@ -107,7 +107,9 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
         return null_mut();
     }
     front::count_allocated(size);
-    HEAP.alloc_large(size, align, zero)
+    let p = HEAP.alloc_large(size, align, zero);
+    process::pages_changed();
+    p
 }
 
 /// Frees `p`, which may be null.
@@ -145,7 +147,7 @@ fn free_uncached(p: *mut u8, code: u8) {
     if code == LARGE {
         // SAFETY: the caller of `free` gave the block up.
         unsafe { HEAP.free_large(p) };
-        process::freed_pages();
+        process::pages_changed();
     } else if !p.is_null() {
         fatal("free of a pointer that is not a live block", p.addr());
     }
@@ -176,7 +178,7 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
         }
         // A small remainder moves to a slab, but the tail goes back as that of a large one.
         if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
-            process::freed_pages();
+            process::pages_changed();
             if new_size >= SLAB_MAX {
                 return q;
             }

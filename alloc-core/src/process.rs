@@ -135,8 +135,8 @@ pub(crate) fn map(bytes: usize) -> *mut u8 {
     if ready() { HEAP.map_table(bytes) } else { core::ptr::null_mut() }
 }
 
-/// Says that pages may have become free.
-pub(crate) fn freed_pages() {
+/// Says that pages may have become free, or that the program has grown.
+pub(crate) fn pages_changed() {
     background::notice();
 }
 
