@@ -39,6 +39,7 @@ SCENARIOS = {
     "idle_threads": (["--threads", "100", "--settle-ms", "100"], "beyond_kib_per_thread"),
     "consumer": (["--gib", "1"], "peak_mib"),
     "quiet": (["--mb", "50", "--seconds", "1"], "percent_of_peak"),
+    "period": (["--mib", "50", "--period-ms", "300"], "faults_per_round"),
     "shrink": (["--high-mib", "256", "--low-mib", "50", "--early-s", "1", "--late-s", "2"], "late_over_live"),
 }
 

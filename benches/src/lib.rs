@@ -19,6 +19,11 @@ pub fn thread_cpu() -> Duration {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// CPU time that the process has used.
+pub fn cpu() -> Duration {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
 /// Monotonic time.
 pub fn now() -> Duration {
     clock(libc::CLOCK_MONOTONIC)

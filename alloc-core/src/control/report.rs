@@ -3,13 +3,40 @@
 //! Invariant: each piece handed to the sink is one whole line; names are identifiers and values
 //! numbers, `true` and `false`, or texts of harmless characters, so that nothing needs escaping.
 
+use core::ffi::CStr;
+
 use super::options::{self, Kind, OPTIONS, Options};
 use super::stats::{self, Stats};
 use super::text::Line;
+use crate::os::linux::Linux;
+use crate::policy::thp;
 
 /// Room for the longest text of an option.
 const LINE_BYTES: usize = 320;
 const VALUE_COLUMN: usize = 24;
+
+macro_rules! thp_files {
+    ($($name:literal: $file:literal,)*) => {
+        [$(($name, match CStr::from_bytes_with_nul(
+            concat!("/sys/kernel/mm/transparent_hugepage/", $file, "enabled\0").as_bytes(),
+        ) {
+            Ok(path) => path,
+            Err(_) => panic!("a path has one NUL"),
+        }),)*]
+    };
+}
+
+/// What the system says of transparent huge pages, and of the smaller sizes that newer kernels have.
+const SYSTEM: [(&str, &CStr); 8] = thp_files! {
+    "thp": "",
+    "thp_16k": "hugepages-16kB/",
+    "thp_32k": "hugepages-32kB/",
+    "thp_64k": "hugepages-64kB/",
+    "thp_128k": "hugepages-128kB/",
+    "thp_512k": "hugepages-512kB/",
+    "thp_1m": "hugepages-1024kB/",
+    "thp_2m": "hugepages-2048kB/",
+};
 
 /// The form of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +98,14 @@ fn text(out: &mut Out<'_>, stats: &Stats, options: &Options) {
         row.show_in(options, &mut out.line);
         out.end();
     }
+    out.whole("system");
+    for (name, path) in SYSTEM {
+        let mut buffer = [0; 128];
+        if let Some(mode) = thp::mode(&Linux, path, &mut buffer) {
+            out.line.str("  ").str(name).pad(VALUE_COLUMN).str(mode);
+            out.end();
+        }
+    }
 }
 
 fn json(out: &mut Out<'_>, stats: &Stats, options: &Options) {
@@ -82,7 +117,9 @@ fn json(out: &mut Out<'_>, stats: &Stats, options: &Options) {
     }
     out.whole("},\"options\":{");
     for (i, row) in options::ROWS.iter().enumerate() {
-        let quote = if row.kind == Kind::Text { "\"" } else { "" };
+        let bare =
+            row.kind == Kind::Bool || (row.kind != Kind::Text && row.kind.words().is_empty());
+        let quote = if bare { "" } else { "\"" };
         row.show_plain_in(options, member(out, i, row.name).str(quote));
         out.line.str(quote);
         out.end();
@@ -197,6 +234,9 @@ mod tests {
             }
         }
         let end = rest.find([',', '}', '\n']).unwrap();
+        let quoted = rest[..end].len() >= 2 && rest.starts_with('"') && rest[..end].ends_with('"');
+        let bare = ["true", "false"].contains(&&rest[..end]) || rest[..end].parse::<i128>().is_ok();
+        assert!(quoted || bare, "{path}: {}", &rest[..end]);
         found.push((String::from(path), &rest[..end]));
         *rest = &rest[end..];
     }
@@ -215,6 +255,7 @@ mod tests {
         }
         assert_eq!(value(".thermalloc.options.cpu_cache_bytes"), "8388608");
         assert_eq!(value(".thermalloc.options.rseq"), "true");
+        assert_eq!(value(".thermalloc.options.thp"), "\"default\"");
         assert_eq!(value(".thermalloc.options.trace_file"), "\"\"");
     }
 

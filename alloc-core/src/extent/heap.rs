@@ -2,7 +2,8 @@
 //! extents and takes them back; `purge` gives cold pages to the kernel, `hugepage` makes huge ones.
 use super::base::Table;
 use super::cache::{Cache, Run, Space};
-use super::hugepage::{DenseSizes, Frames, HugeCounts, Looks};
+use super::dense_sizes::DenseSizes;
+use super::hugepage::{Frames, HugeCounts, Looks};
 use super::page_map::{LG_PAGE, PAGE, Window};
 use super::purge::Batch;
 use super::trace::{self, Kind};

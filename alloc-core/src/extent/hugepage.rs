@@ -3,8 +3,6 @@
 //! somebody uses it, and more than nine in ten are resident at two looks. The kernel is then asked to collapse it
 //! (`MADV_COLLAPSE`), which needs no advice on the mapping and so splits none.
 //!
-//! A large block of a size whose blocks were dense before is advised when it is given out.
-//!
 //! Invariant, under the heap's lock: `backed` counts a frame's pages that are not clean, `in_use`
 //! those of extents in use. A frame whose pages are given back is no huge page any more.
 use super::base::Table;
@@ -12,8 +10,9 @@ use super::cache::Run;
 use super::heap::PageHeap;
 use super::page_map::LG_PAGE;
 use crate::os::{Errno, Os, Range};
+use crate::policy::pressure::Pressure;
 use crate::policy::thp;
-use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU8, AtomicU16, Ordering::Relaxed};
 
 /// log2 of the pages of a frame.
 const LG_FRAME: u32 = 9;
@@ -226,48 +225,6 @@ impl Looks {
     }
 }
 
-/// Sizes of large blocks that were dense: a block of such a size is advised before its first touch. One
-/// word a size: pages, and how often a block of it was seen dense in a row.
-pub(crate) struct DenseSizes {
-    slots: [AtomicU64; SIZES],
-    /// Whether the system has huge pages and the program is worth them.
-    on: AtomicBool,
-}
-
-const SIZES: usize = 16;
-/// Blocks from this size on are looked at when they are freed, pages.
-const BLOCK_PAGES: u32 = 4 * FRAME_PAGES;
-/// Pages of a freed block that are looked at, evenly apart.
-const PROBES: u32 = 16;
-/// So often a size has to be seen dense.
-const SEEN: u64 = 2;
-
-impl DenseSizes {
-    pub(crate) const fn new() -> Self {
-        Self { slots: [const { AtomicU64::new(0) }; SIZES], on: AtomicBool::new(false) }
-    }
-
-    fn slot(&self, pages: u32) -> &AtomicU64 {
-        &self.slots[(pages.wrapping_mul(0x9E37_79B1) >> 28) as usize]
-    }
-
-    /// How often in a row blocks of this size were dense.
-    fn seen(&self, pages: u32) -> u64 {
-        let word = self.slot(pages).load(Relaxed);
-        if word >> 8 == u64::from(pages) { word & 0xff } else { 0 }
-    }
-
-    /// Whether a block of this size is to be looked at when it is freed.
-    fn wants(&self, pages: u32) -> bool {
-        pages >= BLOCK_PAGES && self.on.load(Relaxed) && self.seen(pages) < SEEN
-    }
-
-    fn note(&self, pages: u32, dense: bool) {
-        let seen = if dense { self.seen(pages) + 1 } else { 0 };
-        self.slot(pages).store(u64::from(pages) << 8 | seen, Relaxed);
-    }
-}
-
 /// One turn's frames.
 struct Turn {
     frames: [u32; LOOK_FRAMES],
@@ -276,36 +233,6 @@ struct Turn {
 }
 
 impl<O: Os> PageHeap<O> {
-    /// Before a large block is freed: whether its size is one of dense blocks.
-    pub(super) fn probe(&self, run: Run) {
-        let sp = &self.space;
-        if !self.dense_sizes.wants(run.pages) {
-            return;
-        }
-        let resident = |i: u32| {
-            let mut page = [0];
-            let at = sp.window.address(run.start + run.pages / PROBES * i);
-            sp.os.resident(at, 1 << LG_PAGE, &mut page).is_ok() && page[0] & 1 == 1
-        };
-        self.dense_sizes.note(run.pages, (0..PROBES).all(resident));
-    }
-
-    /// Asks for huge pages within a block, `clean` pages of which are touched for the first time, if blocks
-    /// of its size were dense so far.
-    pub(super) fn advise(&self, run: Run, clean: u32) {
-        let sp = &self.space;
-        let sizes = &self.dense_sizes;
-        if run.pages < BLOCK_PAGES || clean < run.pages / 2 || sizes.seen(run.pages) < SEEN {
-            return;
-        }
-        let start = run.start.next_multiple_of(FRAME_PAGES);
-        let end = run.end() / FRAME_PAGES * FRAME_PAGES;
-        let len = (end - start) as usize;
-        let range = Range { addr: sp.window.address(start), len: len << LG_PAGE };
-        // Refused, the block is touched page by page as any other.
-        let _ = sp.os.advise_huge(range, true);
-    }
-
     /// Looks at some frames and collapses some that are dense. Returns how long nothing will be
     /// due, milliseconds; `None`: no frame is waited for.
     pub(crate) fn hugify(&self) -> Option<u64> {
@@ -339,10 +266,11 @@ impl<O: Os> PageHeap<O> {
         let now = sp.os.now_ms();
         let system = *inner.looks.system.get_or_insert_with(|| thp::system(&sp.os));
         let small = inner.demand.peak(now) << LG_PAGE < thp::WORTH_BYTES;
-        if system == thp::System::Never || small || sp.os.page_size() > 1 << LG_PAGE {
+        let pressed = inner.pressure != Pressure::None;
+        if system == thp::System::Never || small || pressed || sp.os.page_size() > 1 << LG_PAGE {
             return Err(None);
         }
-        self.dense_sizes.on.store(true, Relaxed);
+        self.dense_sizes.turn_on();
         if now < inner.looks.rest_until_ms {
             return Err(Some(inner.looks.rest_until_ms - now));
         }

@@ -7,6 +7,7 @@
 //! the trees of `cache`.
 pub(crate) mod base;
 pub(crate) mod cache;
+pub(crate) mod dense_sizes;
 pub(crate) mod free_tree;
 pub(crate) mod heap;
 pub(crate) mod hugepage;

@@ -1,5 +1,7 @@
 //! Transparent huge pages: what the option and the system say, and what counts as evidence that a
 //! huge page would be filled. Decisions only; `extent::hugepage` looks and acts.
+use core::ffi::CStr;
+
 use crate::os::Os;
 
 /// The option `thp`.
@@ -52,14 +54,18 @@ pub(crate) fn system(os: &impl Os) -> System {
     if buffer[..len].trim_ascii() != b"2097152" {
         return System::Never;
     }
-    let path = c"/sys/kernel/mm/transparent_hugepage/enabled";
-    let len = os.read_file(path, &mut buffer).unwrap_or(0);
-    let chosen = buffer[..len].split(|&b| b == b'[').nth(1).unwrap_or(&[]);
-    match chosen.split(|&b| b == b']').next() {
-        Some(b"always") => System::Always,
-        Some(b"madvise") => System::Madvise,
+    match mode(os, c"/sys/kernel/mm/transparent_hugepage/enabled", &mut buffer) {
+        Some("always") => System::Always,
+        Some("madvise") => System::Madvise,
         _ => System::Never,
     }
+}
+
+/// The word in brackets of such a file.
+pub(crate) fn mode<'a>(os: &impl Os, path: &CStr, buffer: &'a mut [u8]) -> Option<&'a str> {
+    let len = os.read_file(path, buffer).ok()?;
+    let chosen = buffer.get(..len)?.split(|&b| b == b'[').nth(1)?;
+    core::str::from_utf8(chosen.split(|&b| b == b']').next()?).ok()
 }
 
 /// Peak of the memory in use from which on huge pages are worth a look, bytes. A small program gains nothing by
