@@ -15,8 +15,6 @@ use crate::os::{Errno, Os};
 
 /// How many runs an aligned request looks at before it asks for one that fits however it lies.
 const LOOKS: usize = 24;
-/// How many pieces in a row are passed over for the sake of huge pages.
-const PASSED: usize = 256;
 /// The smallest slab, pages.
 const LEAST_SLAB_PAGES: usize = 4;
 /// How many pieces of a run are looked at for its dirtiest place.
@@ -485,13 +483,9 @@ impl Cache {
             0 => self.list(age)?.oldest,
             id => id,
         };
-        for _ in 0..PASSED {
-            if id == 0 {
-                break;
-            }
+        while id != 0 {
             let e = sp.extents.get(id);
             if e.stamp_ms() > until_ms {
-                id = 0;
                 break;
             }
             let all = e.run();
@@ -503,7 +497,6 @@ impl Cache {
             let (prev, next) = (e.prev(), e.next());
             if part.is_some_and(|run| run.pages == 0) {
                 // It goes when more is due: whole huge pages first.
-                id = 0;
                 break;
             }
             if let Some(run) = part {
@@ -517,7 +510,6 @@ impl Cache {
             }
             id = next;
         }
-        *cursor = id;
         None
     }
 }

@@ -298,7 +298,8 @@ impl<O: Os> PageHeap<O> {
         let tail = inner.cache.split_tail(sp, id, pages);
         trace::record(Kind::Resize, sp.extents.get(id).start(), pages);
         let now = sp.os.now_ms();
-        if purging.is_none() || sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
+        let fixed = sp.frames.is_fixed(sp.extents.get(tail).start());
+        if purging.is_none() || fixed || sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
             inner.free(sp, tail, now);
             self.hint(&inner);
             return;

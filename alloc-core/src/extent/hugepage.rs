@@ -1,7 +1,7 @@
 //! Huge pages: what is known of each 2 MiB frame of the window, and the looks that turn dense frames
 //! into huge pages in the background. A frame qualifies while every page of it is in use or dirty,
-//! somebody uses it, and more than nine in ten are resident at two looks. The kernel is then asked to collapse it
-//! (`MADV_COLLAPSE`), which needs no advice on the mapping and so splits none.
+//! somebody uses it, and more than nine in ten are resident at two looks. The kernel is then asked
+//! to collapse it (`MADV_COLLAPSE`), which needs no advice on the mapping and so splits none.
 //!
 //! Invariant, under the heap's lock: `backed` counts a frame's pages that are not clean, `in_use`
 //! those of extents in use. A frame whose pages are given back is no huge page any more.
