@@ -3,9 +3,10 @@
 //! again.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use thermalloc::api;
+use thermalloc_tests::this_again;
 
 const CASE: &str = "THERMALLOC_TEST_CASE";
 const LARGE: usize = 8 << 20;
@@ -152,15 +153,7 @@ fn limit(which: libc::__rlimit_resource_t, bytes: u64) {
 
 /// This program again, for `case` of `test`.
 fn run(test: &str, case: &str, options: &str) -> Output {
-    let me = std::env::current_exe().expect("this program");
-    Command::new("timeout")
-        .args(["-s", "KILL", "60"])
-        .arg(me)
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CASE, case)
-        .env("THERMALLOC_CONF", options)
-        .output()
-        .expect("timeout runs")
+    this_again(test, (CASE, case), options)
 }
 
 #[test]

@@ -98,6 +98,46 @@ pub fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
+/// The test program that calls this again, for `case` of its test `test`, in an environment where `variable`
+/// names the case; killed after a minute. What became of it.
+///
+/// # Panics
+/// When it can't be run.
+#[must_use]
+pub fn this_again(test: &str, (variable, case): (&str, &str), options: &str) -> Output {
+    let me = std::env::current_exe().expect("this program");
+    output(
+        Command::new("timeout")
+            .args(["-s", "KILL", "60"])
+            .arg(me)
+            .args([test, "--exact", "--nocapture", "--test-threads=1"])
+            .env(variable, case)
+            .env("THERMALLOC_CONF", options),
+    )
+}
+
+/// The wait status of a fork's child that does `in_child` and exits with its result; a child that hangs
+/// dies of an alarm after 30 seconds.
+///
+/// # Panics
+/// When there can be no child.
+pub fn fork_once(in_child: fn() -> i32) -> i32 {
+    // SAFETY: the child keeps to what it is given, the allocator and system calls.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no more than a system call.
+        unsafe { libc::alarm(30) };
+        let status = in_child();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(status) };
+    }
+    assert!(child > 0, "fork failed");
+    let mut status = -1;
+    // SAFETY: the child is ours.
+    while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
+    status
+}
+
 /// Bytes that a program wrote, for people.
 #[must_use]
 pub fn text(bytes: &[u8]) -> String {

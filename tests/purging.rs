@@ -2,12 +2,12 @@
 //! case is a child process, this program again.
 
 use std::io;
-use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use thermalloc::api;
 use thermalloc::control::stats::{Stats, snapshot};
+use thermalloc_tests::{fork_once, this_again};
 
 const CASE: &str = "THERMALLOC_TEST_CASE";
 const MIB: usize = 1 << 20;
@@ -59,15 +59,7 @@ fn child(run: impl FnOnce(&str)) -> bool {
 
 /// This program again, for `case` of `test`; it has to succeed and to say nothing.
 fn succeeds(test: &str, case: &str, options: &str) {
-    let me = std::env::current_exe().expect("this program");
-    let output: Output = Command::new("timeout")
-        .args(["-s", "KILL", "60"])
-        .arg(me)
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CASE, case)
-        .env("THERMALLOC_CONF", options)
-        .output()
-        .expect("timeout runs");
+    let output = this_again(test, (CASE, case), options);
     let (stdout, stderr) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
@@ -119,24 +111,6 @@ fn in_child() -> i32 {
     if kept.iter().any(|block| !block.is_as_written()) { 16 } else { 0 }
 }
 
-/// The status of a child that does `in_child`; a child that hangs dies of an alarm.
-fn fork_once() -> i32 {
-    // SAFETY: the child keeps to the allocator and system calls.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: no more than a system call.
-        unsafe { libc::alarm(30) };
-        let status = in_child();
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(status) };
-    }
-    assert!(child > 0, "fork failed");
-    let mut status = -1;
-    // SAFETY: the child is ours.
-    while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
-    status
-}
-
 fn purge_and_fork() {
     // The first block starts the allocator: before there are other threads, as in any program.
     drop(Block::new(PAGE, 1));
@@ -167,7 +141,7 @@ fn purge_and_fork() {
                 scope.spawn(|| {
                     let (end, mut forks) = (Instant::now() + ms(4000), 0);
                     while Instant::now() < end || forks < 10 {
-                        let status = fork_once();
+                        let status = fork_once(in_child);
                         if status != 0 {
                             stop.store(true, Relaxed);
                         }

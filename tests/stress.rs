@@ -8,6 +8,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use thermalloc::{Thermalloc, api};
+use thermalloc_tests::fork_once;
 
 #[global_allocator]
 static GLOBAL: Thermalloc = Thermalloc;
@@ -44,24 +45,6 @@ fn in_child() -> i32 {
     0
 }
 
-/// The exit status of a child that does `in_child`; a child that hangs dies of an alarm.
-fn fork_once() -> i32 {
-    // SAFETY: the child keeps to the allocator and system calls.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: no more than a system call.
-        unsafe { libc::alarm(20) };
-        let status = in_child();
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(status) };
-    }
-    assert!(child > 0, "fork failed");
-    let mut status = -1;
-    // SAFETY: the child is ours.
-    while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
-    status
-}
-
 #[test]
 fn forks_while_threads_allocate() {
     let stop = AtomicBool::new(false);
@@ -76,7 +59,7 @@ fn forks_while_threads_allocate() {
         let end = Instant::now() + Duration::from_secs(2);
         let mut forks = 0;
         while Instant::now() < end || forks < 20 {
-            let status = fork_once();
+            let status = fork_once(in_child);
             if status != 0 {
                 stop.store(true, Relaxed);
             }
