@@ -21,6 +21,8 @@ pub mod control;
 #[doc(hidden)]
 pub mod embed;
 #[cfg(not(loom))]
+pub(crate) mod explicit;
+#[cfg(not(loom))]
 pub(crate) mod extent;
 pub(crate) mod fatal;
 #[cfg(not(loom))]
@@ -36,6 +38,10 @@ pub(crate) mod policy;
 #[cfg(not(loom))]
 pub(crate) mod process;
 pub(crate) mod sync;
+#[cfg(not(loom))]
+pub(crate) mod tcaches;
+#[cfg(not(loom))]
+pub(crate) mod thread;
 #[cfg(not(loom))]
 mod trace_file;
 
