@@ -8,6 +8,7 @@
 use core::cell::UnsafeCell;
 
 use crate::control::options;
+use crate::explicit;
 use crate::extent::page_map::LG_PAGE;
 use crate::extent::trace;
 use crate::front;
@@ -71,7 +72,7 @@ fn wake() {
 #[cold]
 fn without_thread() {
     let large = u64::from(HEAP.pages.space.window.pages()) >= LARGE_PAGES;
-    if HEAP.pages.dirty_hint() < WORTH_PAGES && !large && !trace::on() {
+    if dirty_hint() < WORTH_PAGES && !large && !trace::on() {
         return;
     }
     if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
@@ -87,12 +88,11 @@ fn without_thread() {
             .compare_exchange(next, now + 50, Ordering::Relaxed, Ordering::Relaxed)
             .is_ok()
     {
-        HEAP.pages.set_times(crate::process::times());
-        HEAP.pages.step();
+        step();
         let due = NEXT_PRESSURE_MS.load(Ordering::Relaxed);
         if now >= due {
             NEXT_PRESSURE_MS.store(now + PRESSURE_MS, Ordering::Relaxed);
-            HEAP.pages.relieve(crate::process::pressure());
+            relieve();
         }
         trace_file::write_out();
     }
@@ -125,22 +125,21 @@ extern "C" fn run(_: *mut u8) {
     let (mut caches_ms, mut pressure_ms, mut huge_ms) = (0, 0, 0);
     while options::background_thread() {
         ids::follow_leader();
-        HEAP.pages.set_times(crate::process::times());
         let now = Linux.now_ms();
         let mut busy = true;
         if now >= caches_ms {
             busy = front::tend() > 0;
-            HEAP.release_unused();
+            explicit::each_heap(|heap, _| heap.release_unused());
             caches_ms = now + CACHES_MS;
         }
-        if now >= pressure_ms && HEAP.pages.dirty_hint() > 0 {
-            HEAP.pages.relieve(crate::process::pressure());
+        if now >= pressure_ms && dirty_hint() > 0 {
+            relieve();
             pressure_ms = now + PRESSURE_MS;
         }
-        let rest_ms = HEAP.pages.step();
+        let rest_ms = step();
         let mut huge_rest = (huge_ms > now).then(|| huge_ms - now);
         if huge_rest.is_none() && options::thp() == Thp::Evidence {
-            huge_rest = HEAP.pages.hugify();
+            explicit::each_heap(|heap, _| huge_rest = sooner(huge_rest, heap.pages.hugify()));
             // What the program fills meanwhile is not to wait as long.
             huge_ms = now + huge_rest.unwrap_or(0).min(CACHES_MS);
         }
@@ -155,11 +154,36 @@ extern "C" fn run(_: *mut u8) {
     STATE.store(NONE, Ordering::Release);
 }
 
+/// Free pages that are resident, at about this time.
+fn dirty_hint() -> u64 {
+    HEAP.pages.dirty_hint() + explicit::heaps().map(|heap| heap.pages.dirty_hint()).sum::<u64>()
+}
+
+/// Gives cold pages back. Returns how long nothing more will be due.
+fn step() -> Option<u64> {
+    let mut rest_ms = None;
+    explicit::each_heap(|heap, times| {
+        heap.pages.set_times(times);
+        rest_ms = sooner(rest_ms, heap.pages.step());
+    });
+    rest_ms
+}
+
+/// Gives up what the pressure that the process is under asks for.
+fn relieve() {
+    let pressure = crate::process::pressure();
+    explicit::each_heap(|heap, _| heap.pages.relieve(pressure));
+}
+
+fn sooner(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    a.into_iter().chain(b).min()
+}
+
 /// Sleeps until [`notice`], or for `most_ms`.
 fn sleep(most_ms: Option<u64>) {
     STATE.store(ASLEEP, Ordering::SeqCst);
     // Pages that were freed before the state was seen have no one to wake for them.
-    while STATE.load(Ordering::SeqCst) == ASLEEP && HEAP.pages.dirty_hint() == 0 {
+    while STATE.load(Ordering::SeqCst) == ASLEEP && dirty_hint() == 0 {
         if linux::futex_wait(&STATE, ASLEEP, most_ms) == Err(Errno(libc::ETIMEDOUT)) {
             break;
         }

@@ -39,7 +39,7 @@ pub(crate) mod policy;
 pub(crate) mod process;
 pub(crate) mod sync;
 #[cfg(not(loom))]
-pub(crate) mod tcaches;
+pub(crate) use front::tcaches;
 #[cfg(not(loom))]
 pub(crate) mod thread;
 #[cfg(not(loom))]

@@ -2,6 +2,7 @@
 use crate::arena::Heap;
 use crate::background;
 use crate::control::{conf, options};
+use crate::explicit;
 use crate::extent::page_map::LG_PAGE;
 use crate::front;
 use crate::front::size_class::class_bytes;
@@ -102,8 +103,11 @@ pub(crate) fn times() -> Times {
 
 /// The pressure that the process is under now.
 pub(crate) fn pressure() -> Pressure {
-    let counts = HEAP.pages.counts();
-    let resident = ((counts.in_use + counts.dirty) << LG_PAGE) + counts.metadata_bytes;
+    let mut resident = 0;
+    explicit::each_heap(|heap, _| {
+        let counts = heap.pages.counts();
+        resident += ((counts.in_use + counts.dirty) << LG_PAGE) + counts.metadata_bytes;
+    });
     let limits = Limits {
         own_bytes: options::limit_bytes() as u64,
         group_percent: u64::from(options::limit_percent()),
@@ -142,6 +146,15 @@ pub(crate) fn pages_changed() {
 
 /// Gives everything that is free back to the kernel. Returns how many bytes that were.
 pub(crate) fn trim() -> usize {
+    let explicit = explicit::heaps().map(|heap| {
+        heap.release_unused();
+        heap.pages.trim()
+    });
+    explicit.sum::<usize>() + trim_automatic()
+}
+
+/// The same for the automatic arenas alone.
+pub(crate) fn trim_automatic() -> usize {
     if STATE.load(Ordering::Acquire) != READY {
         return 0;
     }
@@ -168,14 +181,15 @@ fn before_fork() {
     if !gate().is_owner() {
         front::fork_prepare();
         QUIET.store(HEAP.passage.close(), Ordering::Relaxed);
+        explicit::heaps().for_each(|heap| drop(heap.passage.close()));
     }
-    gate().enter(HEAP.locks());
+    gate().enter(explicit::locks());
 }
 
 fn after_fork() {
     // Where the allocator started during the fork, nothing was closed.
     if gate().is_owner() {
-        gate().leave(Side::Parent, HEAP.locks());
+        gate().leave(Side::Parent, explicit::locks());
         open();
     }
 }
@@ -187,7 +201,7 @@ fn in_child() {
     if !QUIET.load(Ordering::Relaxed) {
         HEAP.transfer().forget();
     }
-    gate().leave(Side::Child, HEAP.locks());
+    gate().leave(Side::Child, explicit::locks());
     open();
 }
 
@@ -198,9 +212,11 @@ fn open() {
     }
     if NEW_CHILD.swap(false, Ordering::Relaxed) {
         HEAP.passage.open_in_child();
+        explicit::heaps().for_each(|heap| heap.passage.open_in_child());
         front::fork_child();
     } else {
         HEAP.passage.open();
+        explicit::heaps().for_each(|heap| heap.passage.open());
         front::fork_parent();
     }
 }

@@ -2,9 +2,10 @@
 //! each. Only a size that is an exact multiple of 2 MiB, or such an alignment, gets a huge page's
 //! alignment; all else is packed.
 use super::Heap;
+use super::figures::ABOVE;
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::extent::{ExtentId, State};
-use crate::front::size_class::LARGE;
+use crate::front::size_class::{CACHED_MAX, CLASSES, LARGE, SLAB_MAX, class_bytes, class_of};
 use crate::os::Os;
 use crate::sync::atomic::Ordering::Relaxed;
 
@@ -24,6 +25,7 @@ impl<O: Os> Heap<O> {
     pub(crate) fn alloc_large(&self, size: usize, align: usize, zero: bool) -> *mut u8 {
         let block = self.alloc_extent(size, align);
         let Some(taken) = block else { return core::ptr::null_mut() };
+        self.given.count(ABOVE, 1);
         let start = self.pages.space.extents.get(taken.id).start();
         let p: *mut u8 =
             core::ptr::with_exposed_provenance_mut(self.pages.space.window.address(start));
@@ -80,6 +82,60 @@ impl<O: Os> Heap<O> {
             return Some(block);
         }
         self.move_large(block, id, size, align)
+    }
+
+    /// Resizes a block with pages of its own, where it lies, to `most` bytes, or where that can't be at
+    /// least to `least`. Returns its usable bytes, new or old.
+    pub(crate) fn resize_in_place(&self, block: *mut u8, least: usize, most: usize) -> usize {
+        let id = self.own_extent(block);
+        let have = self.own_bytes(id);
+        if most > have && !self.fit_in_place(id, most) && least > have {
+            self.fit_in_place(id, least);
+        } else if most < have {
+            self.fit_in_place(id, most);
+        }
+        self.own_bytes(id)
+    }
+
+    fn own_extent(&self, block: *mut u8) -> ExtentId {
+        let window = &self.pages.space.window;
+        let is_block = usize::from(window.code_of(block.addr())) <= CLASSES;
+        self.extent_of(block, if is_block { State::Block } else { State::Large })
+    }
+
+    fn own_bytes(&self, id: ExtentId) -> usize {
+        let e = self.pages.space.extents.get(id);
+        match e.state() {
+            State::Block => class_bytes(e.code()),
+            _ => (e.pages() as usize) << LG_PAGE,
+        }
+    }
+
+    /// Makes an extent as long as a block of `size` bytes, and what goes with it; false where the pages
+    /// after it are not to be had, and nothing has changed.
+    fn fit_in_place(&self, id: ExtentId, size: usize) -> bool {
+        let e = self.pages.space.extents.get(id);
+        // Smaller blocks live in slabs.
+        let size = size.max(SLAB_MAX + 1);
+        let class = if size <= CACHED_MAX { class_of(size) } else { LARGE };
+        let stays = e.state() == State::Large && class != LARGE;
+        let bytes = if class == LARGE || stays { size } else { class_bytes(class) };
+        let Some(pages) = self.pages.pages_for(bytes) else { return false };
+        if pages > e.pages() && !self.pages.extend(id, pages) {
+            return false;
+        }
+        if pages < e.pages() {
+            self.pages.shrink(id, pages);
+        }
+        if e.state() == State::Block && class != e.code() {
+            if class == LARGE {
+                e.set_state(State::Large);
+            }
+            e.set_code(class);
+            self.pages.space.window.set_code(e.start(), 1, class);
+            self.given.count(usize::from(class).min(ABOVE), 1);
+        }
+        true
     }
 
     /// Moves a block's pages to a new extent: nothing is copied. Only into clean pages, since those

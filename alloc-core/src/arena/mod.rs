@@ -3,17 +3,19 @@
 //! that arena's lock (see `slab`). Whoever reports a slab then tries the arena's lock; who holds it
 //! looks at the pending list once more after letting it go, so no report is left lying.
 pub(crate) mod bin;
+pub(crate) mod figures;
 pub(crate) mod large;
 pub(crate) mod slab;
 #[cfg(test)]
 mod tests;
 pub(crate) mod transfer;
 
+use self::figures::Given;
 use self::slab::{Bits, Pending, Slots};
 use self::transfer::ClassTransfer;
 use crate::extent::base::Table;
 use crate::extent::heap::PageHeap;
-use crate::extent::page_map::{LG_PAGE, PAGE};
+use crate::extent::page_map::{LG_PAGE, PAGE, Spot};
 use crate::extent::tree::Tree;
 use crate::extent::{Extent, ExtentId, Extents, State};
 use crate::fatal::fatal;
@@ -31,6 +33,10 @@ pub(crate) const BATCH: usize = 64;
 struct Bin {
     current: ExtentId,
     partial: Tree,
+    /// Blocks taken so far, the calls that took them, and slabs made.
+    taken: u64,
+    fills: u64,
+    slabs: u64,
 }
 
 /// An arena's bins, by class.
@@ -44,7 +50,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) const fn new() -> Self {
-        const BIN: Bin = Bin { current: 0, partial: Tree::new() };
+        const BIN: Bin = Bin { current: 0, partial: Tree::new(), taken: 0, fills: 0, slabs: 0 };
         Self { bins: Mutex::new(Bins([BIN; SLAB_CLASSES + 1])), pending: Pending::new() }
     }
 }
@@ -61,6 +67,8 @@ pub(crate) struct Heap<O> {
     spare_bits: Mutex<SpareBits>,
     /// Large blocks whose pages were moved by the kernel.
     moves: AtomicU32,
+    /// Blocks with pages of their own that were given out.
+    given: Given,
     /// Memory of the caches above.
     tables: Table<[u8; PAGE]>,
     table_pages: Mutex<usize>,
@@ -82,6 +90,7 @@ impl<O: Os> Heap<O> {
             arena_count: AtomicU32::new(0),
             spare_bits: Mutex::new(SpareBits { first: 0, next_new: 1 }),
             moves: AtomicU32::new(0),
+            given: Given::new(),
             tables: Table::new(),
             table_pages: Mutex::new(0),
         }
@@ -90,6 +99,16 @@ impl<O: Os> Heap<O> {
     /// Places everything; `arenas` is how many arenas to make. Called once.
     pub(crate) fn init(&self, random: u64, arenas: u32) -> Result<(), Errno> {
         self.pages.init(random)?;
+        self.make_arenas(arenas)
+    }
+
+    /// As [`Heap::init`], at a place of the caller's.
+    pub(crate) fn init_at(&self, spot: Spot, arenas: u32) -> Result<(), Errno> {
+        self.pages.init_at(spot)?;
+        self.make_arenas(arenas)
+    }
+
+    fn make_arenas(&self, arenas: u32) -> Result<(), Errno> {
         let (side, bytes) = self.pages.space.window.side();
         self.arenas.place(side, bytes / 4);
         self.tables.place(side + bytes / 4, bytes / 4 * 3);
@@ -168,6 +187,7 @@ impl<O: Os> Heap<O> {
         // What has pages of its own is as warm among the free pieces, where any size can use it.
         let in_slab = usize::from(class) <= SLAB_CLASSES;
         if !in_slab || !self.transfer().put(class, blocks) {
+            self.given.count_flush(usize::from(class));
             // SAFETY: whoever frees a block answers for it, and the caches hold none twice.
             unsafe { self.give(class, blocks) };
         }
@@ -176,6 +196,7 @@ impl<O: Os> Heap<O> {
     /// Puts blocks of `class`, which their user gave up, back into their slabs.
     pub(crate) fn put_back(&self, cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
         let _inside = self.passage.enter(cpu);
+        self.given.count_flush(usize::from(class));
         // SAFETY: as above.
         unsafe { self.give(class, blocks) };
     }
@@ -210,6 +231,9 @@ impl<O: Os> Heap<O> {
             }
             taken += n;
         }
+        let bin = &mut bins.0[usize::from(class)];
+        bin.taken += taken as u64;
+        bin.fills += 1;
         drop(bins);
         self.settle_reports(arena);
         taken
@@ -247,6 +271,7 @@ impl<O: Os> Heap<O> {
             let lowest = bin.partial.lowest(extents);
             if lowest == 0 {
                 bin.current = self.new_slab(arena, class)?;
+                bin.slabs += 1;
                 return Some(bin.current);
             }
             bin.partial.remove(extents, lowest);
@@ -318,6 +343,7 @@ impl<O: Os> Heap<O> {
     /// Takes single extents of a class above `SLAB_MAX`.
     fn take_extents(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
         let Some(pages) = self.pages.pages_for(class_bytes(class)) else { return 0 };
+        self.given.count(usize::from(class), out.len());
         for (n, slot) in out.iter_mut().enumerate() {
             let Some(taken) = self.pages.alloc(pages, PAGE, State::Block, class) else { return n };
             let start = self.extents().get(taken.id).start();
@@ -472,12 +498,7 @@ impl<O: Os> Heap<O> {
     /// Bytes that are out (live, or in a cache above), and the slabs, blocks and large blocks that
     /// hold them.
     pub(crate) fn usage(&self) -> Usage {
-        let mut u = Usage {
-            metadata_bytes: self.spare_bits.lock().next_new as usize * size_of::<Bits>()
-                + self.arenas.mapped_bytes()
-                + *self.table_pages.lock() * PAGE,
-            ..Usage::default()
-        };
+        let mut u = Usage { metadata_bytes: self.table_bytes(), ..Usage::default() };
         self.pages.for_each_in_use(|e| match e.state() {
             State::Slab => {
                 let used =
@@ -518,4 +539,16 @@ pub(crate) struct Usage {
     pub(crate) large: usize,
     pub(crate) large_bytes: usize,
     pub(crate) metadata_bytes: usize,
+}
+
+impl Usage {
+    /// Adds what another heap's arenas hold.
+    pub(crate) fn add(&mut self, other: &Usage) {
+        self.out_bytes += other.out_bytes;
+        self.slabs += other.slabs;
+        self.slab_bytes += other.slab_bytes;
+        self.large += other.large;
+        self.large_bytes += other.large_bytes;
+        self.metadata_bytes += other.metadata_bytes;
+    }
 }

@@ -4,6 +4,8 @@
 //! Invariants: nothing here allocates, locks or calls into libc; the layers below read options
 //! and are read for statistics, they never call this module for anything else.
 
+use crate::arena::Usage;
+use crate::extent::heap::Counts;
 use crate::extent::hugepage::FRAME_PAGES;
 use crate::extent::page_map::LG_PAGE;
 use crate::process::HEAP;
@@ -27,6 +29,7 @@ pub(crate) fn counters() -> stats::Counters {
     }
     let (pages, usage, caches) =
         crate::front::at_rest(|| (HEAP.pages.counts(), HEAP.usage(), crate::process::caches()));
+    let (pages, usage) = with_explicit(pages, usage);
     let bytes = |pages: u64| pages << LG_PAGE;
     stats::Counters {
         allocated_bytes: (usage.out_bytes as u64).saturating_sub(caches.bytes),
@@ -60,6 +63,15 @@ pub(crate) fn counters() -> stats::Counters {
         slabs: usage.slabs as u64,
         rseq_aborts: caches.rseq_aborts,
     }
+}
+
+/// Adds the explicit arenas' figures; the window in force and the pressure are the process's.
+fn with_explicit(mut pages: Counts, mut usage: Usage) -> (Counts, Usage) {
+    for heap in crate::explicit::heaps() {
+        pages.add(&heap.pages.counts());
+        usage.add(&heap.usage());
+    }
+    (pages, usage)
 }
 
 /// Bytes that the calling thread has asked for so far; what it freed is not taken off.

@@ -64,6 +64,11 @@ impl<T> Table<T> {
         core::ptr::with_exposed_provenance_mut(address)
     }
 
+    /// The table's first address.
+    pub(crate) fn start(&self) -> usize {
+        self.start.load(Ordering::Relaxed)
+    }
+
     /// Bytes mapped so far.
     pub(crate) fn mapped_bytes(&self) -> usize {
         self.mapped_bytes.load(Ordering::Relaxed)

@@ -4,7 +4,7 @@ use super::base::Table;
 use super::cache::{Cache, Run, Space};
 use super::dense_sizes::DenseSizes;
 use super::hugepage::{Frames, HugeCounts, Looks};
-use super::page_map::{LG_PAGE, PAGE, Window};
+use super::page_map::{LG_PAGE, PAGE, Spot, Window};
 use super::purge::Batch;
 use super::trace::{self, Kind};
 use super::{Age, ExtentId, Extents, State};
@@ -14,7 +14,7 @@ use crate::heat::regret::Regret;
 use crate::os::{Errno, Os, Range};
 use crate::policy::pressure::Pressure;
 use crate::policy::thp::{Hugetlb, Thp};
-use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::sync::lock::{Guard, Mutex, RawLock};
 
 /// Largest request, pages: 4 TiB.
@@ -119,6 +119,32 @@ impl Counts {
     }
 }
 
+impl Counts {
+    /// Adds the accounts of another heap; the window and the pressure stay.
+    pub(crate) fn add(&mut self, other: &Counts) {
+        self.in_use += other.in_use;
+        self.peak += other.peak;
+        self.dirty += other.dirty;
+        self.dirty_pieces += other.dirty_pieces;
+        self.muzzy += other.muzzy;
+        self.fixed += other.fixed;
+        self.clean += other.clean;
+        self.purged += other.purged;
+        self.purge_calls += other.purge_calls;
+        self.purge_us += other.purge_us;
+        self.purge_failures += other.purge_failures;
+        self.regretted += other.regretted;
+        self.pressure_purged += other.pressure_purged;
+        self.mapped += other.mapped;
+        self.metadata_bytes += other.metadata_bytes;
+        self.huge.whole += other.huge.whole;
+        self.huge.split += other.huge.split;
+        self.huge.collapsed += other.huge.collapsed;
+        self.huge.refused += other.huge.refused;
+        self.huge.spent_us += other.huge.spent_us;
+    }
+}
+
 /// The page heap of a kernel `O`.
 pub(crate) struct PageHeap<O> {
     pub(crate) space: Space<O>,
@@ -129,6 +155,7 @@ pub(crate) struct PageHeap<O> {
     /// Dirty pages, for a look without the lock.
     dirty_hint: AtomicU64,
     pub(super) dense_sizes: DenseSizes,
+    untraced: AtomicBool,
 }
 
 impl<O: Os> PageHeap<O> {
@@ -162,21 +189,40 @@ impl<O: Os> PageHeap<O> {
             purging: Mutex::new(()),
             dirty_hint: AtomicU64::new(0),
             dense_sizes: DenseSizes::new(),
+            untraced: AtomicBool::new(false),
         }
     }
 
     /// Places the window and its tables. Called once, before anything else.
     pub(crate) fn init(&self, random: u64) -> Result<(), Errno> {
-        let sp = &self.space;
-        sp.window.place(&sp.os, random, |start, records, bitmaps| {
-            sp.extents.place(start, records);
-            sp.bits.place(start + 2 * records, bitmaps);
-            let frames = start + 2 * records + bitmaps;
-            // Records are a 256th of the window.
-            let bytes = Frames::table_bytes(records * 256);
-            sp.frames.place(frames, bytes);
-            frames + bytes
+        self.space.window.place(&self.space.os, random, |start, records, bitmaps| {
+            self.place_tables(start, records, bitmaps)
         })
+    }
+
+    /// As [`PageHeap::init`], at a place of the caller's. Such a heap is not in the trace.
+    pub(crate) fn init_at(&self, spot: Spot) -> Result<(), Errno> {
+        self.untraced.store(true, Relaxed);
+        self.space.window.place_at(&self.space.os, spot, |start, records, bitmaps| {
+            self.place_tables(start, records, bitmaps)
+        })
+    }
+
+    fn place_tables(&self, start: usize, records: usize, bitmaps: usize) -> usize {
+        let sp = &self.space;
+        sp.extents.place(start, records);
+        sp.bits.place(start + 2 * records, bitmaps);
+        let frames = start + 2 * records + bitmaps;
+        // Records are a 256th of the window.
+        let bytes = Frames::table_bytes(records * 256);
+        sp.frames.place(frames, bytes);
+        frames + bytes
+    }
+
+    fn record(&self, kind: Kind, start: u32, pages: u32) {
+        if !self.untraced.load(Relaxed) {
+            trace::record(kind, start, pages);
+        }
     }
 
     /// Sets the window and the decay; takes effect with the next operation.
@@ -224,7 +270,7 @@ impl<O: Os> PageHeap<O> {
         e.set_code(code);
         sp.frames.used(e.run());
         inner.asked(sp.os.now_ms(), pages, clean);
-        trace::record(Kind::Alloc, e.start(), pages);
+        self.record(Kind::Alloc, e.start(), pages);
         self.hint(&inner);
         drop(inner);
         self.advise(e.run(), clean);
@@ -243,7 +289,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         for &id in ids {
-            trace::record(Kind::Free, sp.extents.get(id).start(), 0);
+            self.record(Kind::Free, sp.extents.get(id).start(), 0);
             inner.free(sp, id, now);
         }
         self.hint(&inner);
@@ -255,7 +301,7 @@ impl<O: Os> PageHeap<O> {
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
         inner.demand.sub(now, u64::from(sp.extents.get(id).pages()));
-        trace::record(Kind::Free, sp.extents.get(id).start(), 0);
+        self.record(Kind::Free, sp.extents.get(id).start(), 0);
         inner.cache.put_clean(sp, id);
     }
 
@@ -281,7 +327,7 @@ impl<O: Os> PageHeap<O> {
         let Some(clean) = clean else { return false };
         sp.frames.used(Run { start: e.end() - extra, pages: extra });
         inner.asked(sp.os.now_ms(), extra, clean);
-        trace::record(Kind::Resize, e.start(), pages);
+        self.record(Kind::Resize, e.start(), pages);
         self.hint(&inner);
         true
     }
@@ -296,7 +342,7 @@ impl<O: Os> PageHeap<O> {
             return;
         }
         let tail = inner.cache.split_tail(sp, id, pages);
-        trace::record(Kind::Resize, sp.extents.get(id).start(), pages);
+        self.record(Kind::Resize, sp.extents.get(id).start(), pages);
         let now = sp.os.now_ms();
         let fixed = sp.frames.is_fixed(sp.extents.get(tail).start());
         if purging.is_none() || fixed || sp.extents.get(tail).pages() < SHRINK_AT_ONCE_PAGES {
@@ -353,6 +399,35 @@ impl<O: Os> PageHeap<O> {
                 visit(e);
             }
         }
+    }
+
+    /// Calls `visit` with every free piece, under the heap's lock.
+    pub(crate) fn for_each_free(&self, mut visit: impl FnMut(&super::Extent)) {
+        let inner = self.inner.lock();
+        for id in 1..inner.cache.record_end() {
+            let e = self.space.extents.get(id);
+            if e.is_free() {
+                visit(e);
+            }
+        }
+    }
+
+    /// Fills `out` with extents in use, from the record `from` on. Returns how many, and the record to go on
+    /// from; 0: that was all.
+    pub(crate) fn in_use_from(&self, from: ExtentId, out: &mut [ExtentId]) -> (usize, ExtentId) {
+        let inner = self.inner.lock();
+        let mut n = 0;
+        for id in from.max(1)..inner.cache.record_end() {
+            if n == out.len() {
+                return (n, id);
+            }
+            let state = self.space.extents.get(id).state();
+            if matches!(state, State::Slab | State::Block | State::Large) {
+                out[n] = id;
+                n += 1;
+            }
+        }
+        (n, 0)
     }
 
     /// The locks, in the order in which they are taken.

@@ -17,7 +17,7 @@ pub(crate) const LG_PAGE: usize = 12;
 /// The unit page, bytes.
 pub(crate) const PAGE: usize = 1 << LG_PAGE;
 
-/// Room for the tables that don't scale with the window (per-CPU caches, batches), bytes.
+/// Room for the process's tables that don't scale with the window (per-CPU caches, batches), bytes.
 const SIDE_BYTES: usize = 4 << 30;
 
 /// Where a window may lie: (lowest base, span of bases to choose from, bytes of pages).
@@ -30,6 +30,16 @@ const PLACES: [(usize, usize, usize); 4] = [
     (32 << 30, 8 << 30, 16 << 30),
 ];
 
+/// Where a window with all its tables is to lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spot {
+    pub(crate) origin: usize,
+    /// Bytes of pages.
+    pub(crate) bytes: usize,
+    /// Bytes for the tables that don't scale with the window.
+    pub(crate) side_bytes: usize,
+}
+
 /// The window and its two maps.
 pub(crate) struct Window {
     base: AtomicUsize,
@@ -38,6 +48,7 @@ pub(crate) struct Window {
     owner_map: Table<AtomicU32>,
     max_bytes: AtomicUsize,
     side: AtomicUsize,
+    side_bytes: AtomicUsize,
 }
 
 impl Window {
@@ -49,6 +60,7 @@ impl Window {
             owner_map: Table::new(),
             max_bytes: AtomicUsize::new(0),
             side: AtomicUsize::new(0),
+            side_bytes: AtomicUsize::new(0),
         }
     }
 
@@ -68,30 +80,55 @@ impl Window {
             let turn = random.wrapping_add((attempt as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             #[allow(clippy::cast_possible_truncation, reason = "64-bit only")]
             let origin = low + ((turn % spots) as usize) * (1 << 30);
-            let class_bytes = bytes >> LG_PAGE;
-            let owner_bytes = class_bytes * 4;
-            self.class_map.place(origin, class_bytes);
-            self.owner_map.place(origin + class_bytes, owner_bytes);
-            let side = origin + class_bytes + owner_bytes;
-            result = self.class_map.ensure(os, 1).and_then(|()| self.owner_map.ensure(os, 1));
+            let spot = Spot { origin, bytes, side_bytes: SIDE_BYTES };
+            result = self.place_at(os, spot, &tables);
             if result.is_ok() {
-                self.side.store(side, Ordering::Relaxed);
-                // One record and one bitmap for each 16 KiB, the smallest slab.
-                let (records, bitmaps) = (owner_bytes * 4, owner_bytes * 8);
-                let start = side + SIDE_BYTES;
-                let end = tables(start, records, bitmaps);
-                let base = end.next_multiple_of(1 << 30);
-                self.max_bytes.store(bytes - (1 << 30), Ordering::Relaxed);
-                self.base.store(base, Ordering::Release);
                 return Ok(());
             }
         }
         result
     }
 
-    /// Start of the [`SIDE_BYTES`] for tables of the front end.
+    /// Puts the window at `spot`, if the start of its maps can be mapped there. `tables` as for
+    /// [`Window::place`].
+    pub(crate) fn place_at(
+        &self,
+        os: &impl Os,
+        spot: Spot,
+        tables: impl Fn(usize, usize, usize) -> usize,
+    ) -> Result<(), Errno> {
+        let class_bytes = spot.bytes >> LG_PAGE;
+        let owner_bytes = class_bytes * 4;
+        self.class_map.place(spot.origin, class_bytes);
+        self.owner_map.place(spot.origin + class_bytes, owner_bytes);
+        self.class_map.ensure(os, 1)?;
+        self.owner_map.ensure(os, 1)?;
+        let side = spot.origin + class_bytes + owner_bytes;
+        self.side.store(side, Ordering::Relaxed);
+        self.side_bytes.store(spot.side_bytes, Ordering::Relaxed);
+        // One record and one bitmap for each 16 KiB, the smallest slab.
+        let (records, bitmaps) = (owner_bytes * 4, owner_bytes * 8);
+        let end = tables(side + spot.side_bytes, records, bitmaps);
+        let base = end.next_multiple_of(1 << 30);
+        self.max_bytes.store(spot.bytes - (1 << 30), Ordering::Relaxed);
+        self.base.store(base, Ordering::Release);
+        Ok(())
+    }
+
+    /// Where the tables of the front end go, and how many bytes there are for them.
     pub(crate) fn side(&self) -> (usize, usize) {
-        (self.side.load(Ordering::Relaxed), SIDE_BYTES)
+        (self.side.load(Ordering::Relaxed), self.side_bytes.load(Ordering::Relaxed))
+    }
+
+    /// The addresses in which the window may grow.
+    pub(crate) fn reach(&self) -> core::ops::Range<usize> {
+        let base = self.base.load(Ordering::Relaxed);
+        base..base + self.max_bytes.load(Ordering::Relaxed)
+    }
+
+    /// All addresses of the window and of its tables.
+    pub(crate) fn span(&self) -> core::ops::Range<usize> {
+        self.class_map.start()..self.reach().end
     }
 
     /// Address of page `page`.

@@ -5,11 +5,13 @@
 //! Everything else is cold and decides first what serves the thread ([`Server`]). Only this layer
 //! touches thread-local state: the functions for a background thread and for statistics don't.
 
+pub(crate) mod apart;
 mod cpu_cache;
 mod entry;
 mod room;
 mod rseq;
 pub(crate) mod size_class;
+pub(crate) mod tcaches;
 mod thread_cache;
 mod tls;
 
@@ -146,8 +148,11 @@ fn server(tls: &Tls) -> Server<'_> {
     if tls.vfork.get() != 0 || (tls.mode.get() == Mode::Unset && !set_up(tls)) {
         return Server::Arena(arena);
     }
+    if tls.apart.get() & apart::UNCACHED != 0 {
+        return Server::Arena(arena);
+    }
     if tls.mode.get() == Mode::Cpu {
-        // After a vfork the thread has to be attached again.
+        // After a vfork the thread has to be attached again, and for each call while it is apart.
         if rseq::cpu().is_none() && !CPU_CACHES.attach_thread() {
             return Server::Arena(arena);
         }
@@ -183,7 +188,17 @@ fn set_up(tls: &Tls) -> bool {
 #[cold]
 #[inline(never)]
 fn refill(class: SizeClass) -> *mut u8 {
-    let block = match server(tls()) {
+    let tls = tls();
+    if tls.apart.get() != 0 {
+        return apart::alloc(tls, class);
+    }
+    let block = serve(tls, class);
+    background::notice();
+    block
+}
+
+fn serve(tls: &Tls, class: SizeClass) -> *mut u8 {
+    match server(tls) {
         Server::Cpu(cpu) => match CPU_CACHES.open(&Layers, cpu) {
             Some(cache) => room::refill(&cache, &Layers, class),
             None => fetch_one(cpu, class),
@@ -198,9 +213,7 @@ fn refill(class: SizeClass) -> *mut u8 {
             }
             block[0]
         }
-    };
-    background::notice();
-    block
+    }
 }
 
 /// A block past the caches; null also where there was no memory to start with.
@@ -223,7 +236,8 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
     if code == 0 || code as usize > CLASSES {
         return false;
     }
-    match server(tls()) {
+    let tls = tls();
+    match server(tls) {
         Server::Cpu(cpu) => match CPU_CACHES.open(&Layers, cpu) {
             Some(cache) => room::overflow(&cache, &Layers, code, block),
             None => HEAP.put_back(cpu, code, &[block]),
@@ -231,6 +245,9 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.free(&Layers, cache, code, block) },
         Server::Arena(arena) => HEAP.put_back(arena, code, &[block]),
+    }
+    if tls.apart.get() != 0 {
+        apart::freed(tls, code);
     }
     background::notice();
     true
@@ -255,6 +272,12 @@ fn event() {
 pub(crate) fn thread_allocated() -> u64 {
     let tls = tls();
     tls.allocated_at_event.get().wrapping_sub(tls.bytes_until_event.get().cast_unsigned())
+}
+
+/// The arena that the calling thread's next request is for, reduced by whoever knows how many there are.
+#[allow(clippy::cast_possible_truncation, reason = "a kernel has fewer CPUs")]
+pub(crate) fn current_arena() -> u32 {
+    rseq::cpu().map_or_else(|| tls().arena.get(), |cpu| cpu as u32)
 }
 
 /// Gives the blocks in the caches of idle CPUs and of dead threads, and the batches that nobody asked
@@ -305,13 +328,18 @@ pub(crate) fn flush_current() -> usize {
     match server(tls()) {
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.flush(&Arenas, cache) },
-        Server::Cpu(_) | Server::Arena(_) => 0,
+        Server::Cpu(_) | Server::Arena(_) => {
+            apart::detach();
+            0
+        }
     }
 }
 
 /// Blocks of `class` in all caches, by a glance.
 pub(crate) fn cached_blocks(class: SizeClass) -> usize {
-    CPU_CACHES.cached_blocks(class) + THREAD_CACHES.cached_blocks(class)
+    CPU_CACHES.cached_blocks(class)
+        + THREAD_CACHES.cached_blocks(class)
+        + tcaches::cached_blocks(class)
 }
 
 /// Bytes that all caches have room for, by a glance: a bound of what is in them.
@@ -338,6 +366,8 @@ pub(crate) fn fork_parent() {
 pub(crate) fn fork_child() {
     TENDING.store(0, Release);
     THREAD_CACHES.fork_child(tls().thread_cache.get());
+    tcaches::fork_child();
+    apart::fork_child();
     CPU_CACHES.fork_child();
 }
 

@@ -212,6 +212,21 @@ impl ThreadCaches {
         None
     }
 
+    /// A cache that is no thread's; null where there is no memory for one.
+    pub(crate) fn create_unowned(&self, backend: &impl Backend) -> *mut ThreadCache {
+        self.create(backend, REAPER)
+            .map_or(null_mut(), |cache| core::ptr::from_ref(cache).cast_mut())
+    }
+
+    /// Forgets the blocks of a cache.
+    ///
+    /// # Safety
+    /// As [`ThreadCaches::alloc`].
+    pub(crate) unsafe fn forget(&self, cache: *mut ThreadCache) {
+        // SAFETY: caches live for good.
+        unsafe { &*cache }.forget_blocks();
+    }
+
     fn create(&self, backend: &impl Backend, thread: u32) -> Option<&'static ThreadCache> {
         let cache = backend.map(LAYOUT.bytes).cast::<ThreadCache>();
         // SAFETY: null, or zeroed memory of at least a cache's size, which is a valid cache.

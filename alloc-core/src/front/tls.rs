@@ -93,6 +93,17 @@ pub(crate) struct Tls {
     /// The arena of a thread that has no CPU index; the arena layer reduces it to its own number.
     pub(crate) arena: Cell<u32>,
     pub(crate) thread_cache: Cell<*mut ThreadCache>,
+    /// Why the thread has no CPU index and does all on the slow path: bits of `front::apart`, 0 for no
+    /// such reason.
+    pub(crate) apart: Cell<u8>,
+    /// The arena that it asked for, and one more; 0: none.
+    pub(crate) bound: Cell<u32>,
+    /// Usable bytes that it allocated and freed, kept while it is apart to be counted.
+    pub(crate) allocated: Cell<u64>,
+    pub(crate) deallocated: Cell<u64>,
+    /// The most that the difference of the two was, above what it was at the last reset.
+    pub(crate) peak: Cell<u64>,
+    pub(crate) peak_base: Cell<u64>,
 }
 
 impl Tls {

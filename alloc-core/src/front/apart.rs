@@ -1,0 +1,182 @@
+//! Threads that ask for more than the usual: an arena of their own, exact counters, no cache. Such a
+//! thread has no CPU index, so each of its calls comes to the slow path by the test that is there
+//! anyway, and is served from here. All others pay nothing for that.
+//!
+//! Invariant: `cpu_index` is 0 outside of the allocator's calls while a bit of `apart` is set.
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use super::size_class::{SizeClass, class_bytes};
+use super::tls::{Tls, tls};
+use super::{serve, thread_allocated};
+use crate::background;
+use crate::explicit::{self, Explicit};
+use crate::os::{Errno, linux};
+use crate::sync::lock::Mutex;
+
+/// The thread's blocks are counted.
+pub(crate) const COUNTED: u8 = 1;
+/// It uses no cache.
+pub(crate) const UNCACHED: u8 = 2;
+/// It is bound to an explicit arena.
+pub(crate) const BOUND: u8 = 4;
+
+/// Sets a bit of the calling thread's, or takes it off.
+pub(crate) fn set(bit: u8, on: bool) {
+    let tls = tls();
+    let bits = tls.apart.get();
+    tls.apart.set(if on { bits | bit } else { bits & !bit });
+    if on {
+        tls.cpu_index.set(0);
+    }
+}
+
+/// Takes the calling thread's CPU index away again, if it is apart.
+pub(super) fn detach() {
+    if tls().apart.get() != 0 {
+        tls().cpu_index.set(0);
+    }
+}
+
+/// Whether the bit is set.
+pub(crate) fn is_set(bit: u8) -> bool {
+    tls().apart.get() & bit != 0
+}
+
+/// The explicit arena that serves the calling thread, if it is bound to one.
+pub(crate) fn arena() -> Option<&'static Explicit> {
+    arena_of(tls())
+}
+
+fn arena_of(tls: &Tls) -> Option<&'static Explicit> {
+    if tls.apart.get() & BOUND == 0 {
+        return None;
+    }
+    explicit::live(tls.bound.get().wrapping_sub(1))
+}
+
+/// A block of `class` for a thread that is apart.
+#[cold]
+#[inline(never)]
+pub(super) fn alloc(tls: &Tls, class: SizeClass) -> *mut u8 {
+    let block = match arena_of(tls) {
+        Some(arena) => arena.alloc(class),
+        None => serve(tls, class),
+    };
+    tls.cpu_index.set(0);
+    if !block.is_null() {
+        count(tls, class_bytes(class), 0);
+    }
+    background::notice();
+    block
+}
+
+/// A thread that is apart freed a block of `class`.
+#[cold]
+#[inline(never)]
+pub(super) fn freed(tls: &Tls, class: SizeClass) {
+    tls.cpu_index.set(0);
+    count(tls, 0, class_bytes(class));
+}
+
+/// Notes that the calling thread allocated and freed so many usable bytes past the caches.
+pub(crate) fn note(allocated: usize, deallocated: usize) {
+    count(tls(), allocated, deallocated);
+}
+
+fn count(tls: &Tls, allocated: usize, deallocated: usize) {
+    if tls.apart.get() & COUNTED == 0 {
+        return;
+    }
+    tls.allocated.set(tls.allocated.get().wrapping_add(allocated as u64));
+    tls.deallocated.set(tls.deallocated.get().wrapping_add(deallocated as u64));
+    let above = net(tls).wrapping_sub(tls.peak_base.get()).cast_signed();
+    tls.peak.set(tls.peak.get().max(u64::try_from(above).unwrap_or(0)));
+}
+
+fn net(tls: &Tls) -> u64 {
+    tls.allocated.get().wrapping_sub(tls.deallocated.get())
+}
+
+/// The calling thread's counters, exact from the first call on: allocated, deallocated, peak.
+pub(crate) fn counters() -> (*mut u64, *mut u64, u64) {
+    let tls = tls();
+    if !is_set(COUNTED) {
+        tls.allocated.set(thread_allocated());
+        tls.deallocated.set(0);
+        set(COUNTED, true);
+        reset_peak();
+    }
+    (tls.allocated.as_ptr(), tls.deallocated.as_ptr(), tls.peak.get())
+}
+
+/// The peak counts from now on.
+pub(crate) fn reset_peak() {
+    let tls = tls();
+    tls.peak_base.set(net(tls));
+    tls.peak.set(0);
+}
+
+/// Threads that can be bound to explicit arenas at a time.
+const MOST_BOUND: usize = 4096;
+
+/// The threads that are bound: the thread's id, and the arena's index and one more; 0: a free entry. A
+/// thread that ended is found by its id, which names none any more.
+static BINDINGS: [AtomicU64; MOST_BOUND] = [const { AtomicU64::new(0) }; MOST_BOUND];
+static BINDING: Mutex<()> = Mutex::new(());
+
+fn entry(thread: u32, index: u32) -> u64 {
+    u64::from(thread) << 32 | u64::from(index + 1)
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "takes the word apart")]
+fn is_alive(entry: u64) -> bool {
+    entry != 0
+        && linux::tgkill(linux::getpid(), ((entry >> 32) as u32).cast_signed(), 0)
+            != Err(Errno(libc::ESRCH))
+}
+
+/// Threads that are bound to an arena.
+pub(crate) fn bound_to(index: u32) -> u32 {
+    let bound = |&e: &u64| e & 0xffff_ffff == u64::from(index + 1) && is_alive(e);
+    let n = BINDINGS.iter().map(|e| e.load(Acquire)).filter(bound).count();
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// The index that the calling thread was bound to; `None`: it never was.
+pub(crate) fn bound() -> Option<u32> {
+    tls().bound.get().checked_sub(1)
+}
+
+/// Binds the calling thread to the arena `index`, which is an explicit one or not. `EAGAIN`: too many
+/// are bound.
+pub(crate) fn bind(index: u32, explicit: bool) -> Result<(), Errno> {
+    let tls = tls();
+    let thread = linux::gettid().cast_unsigned();
+    if explicit || is_set(BOUND) {
+        let _binding = BINDING.lock();
+        let own = |e: &&AtomicU64| e.load(Relaxed) >> 32 == u64::from(thread);
+        let free = |e: &&AtomicU64| !is_alive(e.load(Relaxed));
+        let place = BINDINGS.iter().find(own).or_else(|| BINDINGS.iter().find(free));
+        let place = place.ok_or(Errno(libc::EAGAIN))?;
+        place.store(if explicit { entry(thread, index) } else { 0 }, Release);
+    }
+    tls.bound.set(index + 1);
+    set(BOUND, explicit);
+    Ok(())
+}
+
+/// In the child of a fork: its one thread has a new id, and the others are not there.
+pub(super) fn fork_child() {
+    BINDINGS.iter().filter(|e| e.load(Relaxed) != 0).for_each(|e| e.store(0, Relaxed));
+    if let Some(index) = bound().filter(|_| is_set(BOUND)) {
+        BINDINGS[0].store(entry(linux::gettid().cast_unsigned(), index), Release);
+    }
+}
+
+/// The lock of the bindings.
+pub(crate) fn lock() -> &'static crate::sync::lock::RawLock {
+    BINDING.raw()
+}
