@@ -121,10 +121,34 @@ pub(crate) fn forget() {
     STATE.store(NONE, Ordering::Release);
 }
 
+/// How often the thread has looked, and when it first did, microseconds.
+static RUNS: AtomicU64 = AtomicU64::new(0);
+static FIRST_RUN_US: AtomicU64 = AtomicU64::new(0);
+
+/// What the thread has done.
+pub(crate) struct Work {
+    pub(crate) is_running: bool,
+    pub(crate) runs: u64,
+    /// Nanoseconds between two runs, on average.
+    pub(crate) interval_ns: u64,
+}
+
+pub(crate) fn work() -> Work {
+    let runs = RUNS.load(Ordering::Relaxed);
+    let first = FIRST_RUN_US.load(Ordering::Relaxed);
+    let since_us = if runs == 0 { 0 } else { Linux.now_us().saturating_sub(first) };
+    let interval_ns = since_us.saturating_mul(1000).checked_div(runs).unwrap_or(0);
+    let is_running = matches!(STATE.load(Ordering::Relaxed), AWAKE | ASLEEP);
+    Work { is_running, runs, interval_ns }
+}
+
 extern "C" fn run(_: *mut u8) {
+    FIRST_RUN_US.store(Linux.now_us(), Ordering::Relaxed);
+    RUNS.store(0, Ordering::Relaxed);
     let (mut caches_ms, mut pressure_ms, mut huge_ms) = (0, 0, 0);
     while options::background_thread() {
         ids::follow_leader();
+        RUNS.fetch_add(1, Ordering::Relaxed);
         let now = Linux.now_ms();
         let mut busy = true;
         if now >= caches_ms {

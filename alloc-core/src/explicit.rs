@@ -173,7 +173,8 @@ pub(crate) fn each_heap(mut visit: impl FnMut(&'static Heap<Linux>, Times)) {
 
 /// The locks of all heaps, in the order in which they are taken.
 pub(crate) fn locks() -> impl Iterator<Item = &'static RawLock> {
-    let first = [front::apart::lock(), front::tcaches::lock(), GONE.raw()];
+    let first =
+        [crate::control::mallctl::lock(), front::apart::lock(), front::tcaches::lock(), GONE.raw()];
     first.into_iter().chain(HEAP.locks()).chain(heaps().flat_map(Heap::locks))
 }
 

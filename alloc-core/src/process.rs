@@ -1,6 +1,7 @@
 //! The process's one heap: start-up, the glue between the caches and the arenas, and fork.
 use crate::arena::Heap;
 use crate::background;
+use crate::control::places::ThisProcess;
 use crate::control::{conf, options};
 use crate::explicit;
 use crate::extent::page_map::LG_PAGE;
@@ -55,9 +56,12 @@ fn start_up() -> bool {
 
 fn initialise() -> bool {
     let facts = start::facts();
-    conf::load(start::env, facts.secure, |line| {
+    let outcome = conf::load(&ThisProcess { secure: facts.secure }, |line| {
         let _ = linux::write(2, line);
     });
+    if outcome == conf::Outcome::Abort {
+        crate::fatal::end_with(b"abort_conf: an option is wrong: see the line above");
+    }
     #[allow(clippy::cast_possible_truncation, reason = "a kernel has fewer CPUs")]
     let cpus = start::possible_cpus() as u32;
     let arenas = match options::narenas() {

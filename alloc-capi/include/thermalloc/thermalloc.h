@@ -62,7 +62,7 @@ struct thermalloc_host_v1 {
   size_t (*stat_read)(size_t first, size_t count, uint64_t *out);
   /* Gives free pages back to the kernel at once; 0 where there were none. */
   size_t (*purge)(void);
-  /* Writes a report, whole lines: format 0 text, 1 JSON, 2 malloc_info's XML. 0, or EINVAL. */
+  /* Writes a report, whole lines: format 0 text, 1 JSON, 2 malloc_info's XML, 3 Prometheus. 0, or EINVAL. */
   int32_t (*report)(thermalloc_sink sink, void *ctx, uint32_t format);
 };
 extern const struct thermalloc_host_v1 thermalloc_host_v1;

@@ -51,7 +51,7 @@ pub struct HostTable {
     stat_read: unsafe extern "C" fn(first: usize, count: usize, out: *mut u64) -> usize,
     /// Gives free pages back to the kernel at once; 0 where there were none.
     purge: extern "C" fn() -> usize,
-    /// Writes a report: 0 text, 1 JSON, 2 `malloc_info`. 0, or EINVAL for another format.
+    /// Writes a report: 0 text, 1 JSON, 2 `malloc_info`, 3 Prometheus. 0, or EINVAL for another format.
     report: unsafe extern "C" fn(sink: Sink, ctx: *mut c_void, format: u32) -> i32,
 }
 
@@ -252,6 +252,7 @@ unsafe extern "C" fn report(sink: Sink, ctx: *mut c_void, format: u32) -> i32 {
         0 => Format::Text,
         1 => Format::Json,
         2 => Format::MallocInfo,
+        3 => Format::Prometheus,
         _ => return EINVAL,
     };
     report::write(format, &mut |line| {
@@ -299,14 +300,14 @@ mod tests {
 
     #[test]
     fn reports_through_the_table() {
-        for format in [Format::Text, Format::Json, Format::MallocInfo] {
+        for format in [Format::Text, Format::Json, Format::MallocInfo, Format::Prometheus] {
             let (mut direct, mut through) = (0, Vec::new());
             report::write(format, &mut |_| direct += 1);
             assert!(HOST.report(format, &mut |line| through.push(line.to_vec())));
             assert_eq!(through.len(), direct);
         }
         // SAFETY: an unknown format calls no sink.
-        let unknown = unsafe { (HOST.report)(forward, core::ptr::null_mut(), 3) };
+        let unknown = unsafe { (HOST.report)(forward, core::ptr::null_mut(), 4) };
         assert_eq!(unknown, EINVAL);
     }
 

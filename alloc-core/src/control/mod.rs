@@ -12,9 +12,13 @@ use crate::process::HEAP;
 
 pub(crate) mod conf;
 pub mod host;
+pub(crate) mod jemalloc;
+pub mod mallctl;
 pub mod options;
+pub mod places;
 pub mod report;
 pub mod stats;
+pub mod stats_print;
 pub(crate) mod text;
 
 #[cfg(test)]
@@ -72,6 +76,20 @@ fn with_explicit(mut pages: Counts, mut usage: Usage) -> (Counts, Usage) {
         usage.add(&heap.usage());
     }
     (pages, usage)
+}
+
+/// Resident bytes of everything that is mapped, as the kernel says.
+fn resident_measured() -> u64 {
+    if !crate::process::ready() {
+        return 0;
+    }
+    let heaps = || core::iter::once(&HEAP).chain(crate::explicit::heaps());
+    crate::os::smaps::resident_bytes(|start, end| {
+        heaps().any(|heap| {
+            let span = heap.pages.space.window.span();
+            span.contains(&start) && end <= span.end
+        })
+    })
 }
 
 /// Bytes that the calling thread has asked for so far; what it freed is not taken off.

@@ -14,6 +14,7 @@
 
 use super::text::Line;
 use crate::policy::thp::{Hugetlb, Thp};
+use core::ffi::{CStr, c_char};
 use core::sync::atomic::{
     AtomicI64, AtomicU8, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -56,6 +57,15 @@ impl Kind {
             _ => &[],
         }
     }
+
+    /// The same, for C; a truth is no text there.
+    pub(super) fn c_words(self) -> &'static [&'static CStr] {
+        match self {
+            Kind::Thp => &[c"default", c"always", c"never"],
+            Kind::Hugetlb => &[c"off", c"2M", c"1G"],
+            _ => &[],
+        }
+    }
 }
 
 /// The longest text of an option, bytes.
@@ -64,20 +74,22 @@ pub const TEXT_BYTES: usize = 255;
 /// A text's place: written when the process starts.
 #[derive(Debug)]
 pub(crate) struct TextCell {
-    bytes: [AtomicU8; TEXT_BYTES],
+    /// The last stays 0.
+    bytes: [AtomicU8; TEXT_BYTES + 1],
     len: AtomicUsize,
 }
 
 impl TextCell {
     const fn new() -> Self {
-        Self { bytes: [const { AtomicU8::new(0) }; TEXT_BYTES], len: AtomicUsize::new(0) }
+        Self { bytes: [const { AtomicU8::new(0) }; TEXT_BYTES + 1], len: AtomicUsize::new(0) }
     }
 
     fn store(&self, text: &[u8]) {
-        for (to, from) in self.bytes.iter().zip(text) {
+        let text = text.get(..TEXT_BYTES).unwrap_or(text);
+        for (to, from) in self.bytes.iter().zip(text.iter().chain(&[0])) {
             to.store(*from, Relaxed);
         }
-        self.len.store(text.len().min(TEXT_BYTES), Release);
+        self.len.store(text.len(), Release);
     }
 
     fn read(&self) -> Text {
@@ -262,6 +274,7 @@ macro_rules! options {
         pub(crate) struct Options {
             $($name: AtomicI64,)*
             $($text: TextCell,)*
+            pub(super) jemalloc: super::jemalloc::Values,
         }
 
         impl Options {
@@ -270,6 +283,7 @@ macro_rules! options {
                 Options {
                     $($name: AtomicI64::new(raw!($kind, $default)),)*
                     $($text: TextCell::new(),)*
+                    jemalloc: super::jemalloc::Values::new(),
                 }
             }
         }
@@ -369,6 +383,15 @@ impl Row {
             Cell::Text(cell) => cell(options).len.load(Relaxed).cast_signed() as i64,
         };
         (self.in_force)(options, stored)
+    }
+
+    /// The value in force as a C string that stays, where it is a word or a text.
+    pub(super) fn c_text(&self) -> Option<*const c_char> {
+        if let Cell::Text(cell) = self.cell {
+            return Some(cell(&OPTIONS).bytes.as_ptr().cast());
+        }
+        let word = usize::try_from(self.get()).ok()?;
+        self.kind.c_words().get(word).map(|word| word.as_ptr())
     }
 
     fn set_in(&self, options: &Options, value: i64) -> Result<(), SetError> {
@@ -505,7 +528,7 @@ pub(super) fn set_bytes(name: &[u8], value: &[u8]) -> Result<(), SetError> {
     row.set(row.parse(value).ok_or(SetError::Invalid)?)
 }
 
-fn number(text: &[u8]) -> Option<i64> {
+pub(super) fn number(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text.split_first() {
         Some((b'-', digits)) => (true, digits),
         _ => (false, text),

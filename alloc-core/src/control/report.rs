@@ -6,7 +6,7 @@
 use core::ffi::CStr;
 
 use super::options::{self, Kind, OPTIONS, Options};
-use super::stats::{self, Stats};
+use super::stats::{self, Span, Stats};
 use super::text::Line;
 use crate::os::linux::Linux;
 use crate::policy::thp;
@@ -47,6 +47,8 @@ pub enum Format {
     Json,
     /// As `malloc_info` writes it, with `<statistic>` and `<option>` elements added.
     MallocInfo,
+    /// The statistics as Prometheus reads them: `thermalloc_<name>`, a counter's name with `_total`.
+    Prometheus,
 }
 
 /// Writes a report of this moment, line by line, to `sink`.
@@ -60,6 +62,7 @@ fn write_of(format: Format, stats: &Stats, options: &Options, sink: &mut dyn FnM
         Format::Text => text(&mut out, stats, options),
         Format::Json => json(&mut out, stats, options),
         Format::MallocInfo => malloc_info(&mut out, stats, options),
+        Format::Prometheus => prometheus(&mut out, stats),
     }
 }
 
@@ -125,6 +128,22 @@ fn json(out: &mut Out<'_>, stats: &Stats, options: &Options) {
         out.end();
     }
     out.whole("}}}");
+}
+
+/// The text format 0.0.4: a backslash is the only character of the documentation that it escapes.
+fn prometheus(out: &mut Out<'_>, stats: &Stats) {
+    for row in stats::ROWS {
+        let (kind, suffix) = match row.span {
+            Span::Now => ("gauge", ""),
+            Span::Total => ("counter", "_total"),
+        };
+        out.line.str("# HELP thermalloc_").str(row.name).str(suffix).str(" ").str(row.doc);
+        out.end();
+        out.line.str("# TYPE thermalloc_").str(row.name).str(suffix).str(" ").str(kind);
+        out.end();
+        out.line.str("thermalloc_").str(row.name).str(suffix).str(" ").unsigned(row.get(stats));
+        out.end();
+    }
 }
 
 fn member<'a>(out: &'a mut Out<'_>, index: usize, name: &str) -> &'a mut Line<LINE_BYTES> {
@@ -273,6 +292,22 @@ mod tests {
             write_of(format, &Stats::default(), &options, &mut |line| text.extend(line));
             let text = String::from_utf8(text).unwrap();
             assert!(text.contains(&(around[0].to_string() + &path + around[1])), "{text}");
+        }
+    }
+
+    #[test]
+    fn prometheus_has_every_row_with_its_kind() {
+        let (stats, text) = report(Format::Prometheus);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 3 * stats::ROWS.len());
+        for (row, lines) in stats::ROWS.iter().zip(lines.chunks(3)) {
+            let total = if row.span == Span::Total { "_total" } else { "" };
+            let name = String::from("thermalloc_") + row.name + total;
+            assert_eq!(lines[0], String::from("# HELP ") + &name + " " + row.doc);
+            let kind = if row.span == Span::Total { " counter" } else { " gauge" };
+            assert_eq!(lines[1], String::from("# TYPE ") + &name + kind);
+            assert_eq!(lines[2], name + " " + &row.get(&stats).to_string());
+            assert!(!row.doc.contains('\\'), "{}: would have to be escaped", row.name);
         }
     }
 

@@ -67,7 +67,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// This row's figure of a snapshot.
+    /// This row's figure of a snapshot; for what is measured, of now.
     #[must_use]
     pub fn get(&self, stats: &Stats) -> u64 {
         (self.get)(stats)
@@ -83,11 +83,13 @@ macro_rules! c_name {
     };
 }
 
-/// Counted: `name: Unit Span, doc;`. Derived: `name: Unit Span = |counters| value, doc;`.
+/// Counted: `name: Unit Span, doc;`. Derived: `name: Unit Span = |counters| value, doc;`. Measured, at
+/// the moment when it is asked for: `name: Unit Span = function, doc;`.
 macro_rules! stats {
     (
         counted { $($counted:ident: $c_unit:ident $c_span:ident, $c_doc:literal;)* }
         derived { $($derived:ident: $d_unit:ident $d_span:ident = $value:expr, $d_doc:literal;)* }
+        measured { $($measured:ident: $m_unit:ident $m_span:ident = $measure:path, $m_doc:literal;)* }
     ) => {
         /// What the layers below count.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -104,6 +106,8 @@ macro_rules! stats {
         }
 
         impl Stats {
+            pub(crate) const ZERO: Self = Stats { $($counted: 0,)* $($derived: 0,)* };
+
             pub(crate) fn read(counters: &Counters) -> Self {
                 $(let $derived: fn(&Counters) -> u64 = $value;)*
                 Stats {
@@ -132,6 +136,17 @@ macro_rules! stats {
                 get: |stats| stats.$derived,
             },)*
         ];
+
+        /// Statistics that take long to find out, and so are in no snapshot and no report: each is
+        /// measured when it is asked for.
+        pub static MEASURED: &[Row] = &[$(Row {
+            name: stringify!($measured),
+            c_name: c_name!($measured),
+            unit: Unit::$m_unit,
+            span: Span::$m_span,
+            doc: $m_doc,
+            get: |_| $measure(),
+        },)*];
     };
 }
 
@@ -172,6 +187,9 @@ stats! {
         huge_percent: Percent Now = |c| (c.huge_bytes * 100).checked_div(sum(&[c.active_bytes, c.dirty_bytes])).unwrap_or(0), "Coverage: huge_bytes of the active and the dirty bytes.";
         resident_bytes: Bytes Now = |c| sum(&[c.active_bytes, c.dirty_bytes, c.muzzy_bytes, c.metadata_bytes]), "Estimate of the memory in use: active, dirty, muzzy and metadata. Too high by pages of live blocks that the program never touched.";
     }
+    measured {
+        resident_measured_bytes: Bytes Now = super::resident_measured, "Memory in use as the kernel counts it (`/proc/self/smaps`), of everything that thermalloc has mapped. Read on demand only, as the kernel walks all page tables for it. 0 where there is no /proc.";
+    }
 }
 
 fn sum(parts: &[u64]) -> u64 {
@@ -187,7 +205,7 @@ pub fn snapshot() -> Stats {
 /// The statistic of this name.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Row> {
-    ROWS.iter().find(|row| row.name == name)
+    ROWS.iter().chain(MEASURED).find(|row| row.name == name)
 }
 
 #[cfg(test)]
@@ -216,8 +234,12 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_say_their_unit() {
-        for (i, row) in ROWS.iter().enumerate() {
-            assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{}", row.name);
+        for (i, row) in ROWS.iter().chain(MEASURED).enumerate() {
+            assert!(
+                ROWS[..i.min(ROWS.len())].iter().all(|other| other.name != row.name),
+                "{}",
+                row.name
+            );
             assert_eq!(row.name.ends_with("_bytes"), row.unit == Unit::Bytes, "{}", row.name);
             assert_eq!(row.name.ends_with("_ms"), row.unit == Unit::Milliseconds, "{}", row.name);
             assert_eq!(row.name.ends_with("_us"), row.unit == Unit::Microseconds, "{}", row.name);

@@ -77,6 +77,12 @@ impl<const N: usize> Line<N> {
         self
     }
 
+    /// Makes it a C string; the NUL has its place even where the text was cut.
+    pub(crate) fn end_with_nul(&mut self) -> &mut Self {
+        self.len = self.len.min(N.saturating_sub(1));
+        self.bytes(&[0])
+    }
+
     /// Ends the line; the line break has its place even where the text was cut.
     pub(crate) fn end(&mut self) -> &mut Self {
         self.len = self.len.min(N.saturating_sub(1));

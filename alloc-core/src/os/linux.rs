@@ -348,6 +348,30 @@ fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
     check(unsafe { syscall(libc::SYS_read, int(fd), to, buffer.len(), 0, 0, 0) })
 }
 
+/// Reads a file of any length, piece by piece.
+pub(crate) fn read_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> Result<(), Errno> {
+    let fd = open(path)?;
+    let mut buffer = [0; 4096];
+    let result = loop {
+        match read(fd, &mut buffer) {
+            Ok(0) => break Ok(()),
+            Ok(len) => each(buffer.get(..len).unwrap_or(&[])),
+            Err(Errno(libc::EINTR)) => {}
+            Err(errno) => break Err(errno),
+        }
+    };
+    close(fd);
+    result
+}
+
+/// What a symbolic link says, as far as `buffer` holds it; how many bytes that are.
+pub(crate) fn read_link(path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let (nr, at) = (libc::SYS_readlinkat, int(libc::AT_FDCWD));
+    let to = buffer.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel reads the path up to its end, and writes at most the length given.
+    check(unsafe { syscall(nr, at, path.as_ptr().addr(), to, buffer.len(), 0, 0) })
+}
+
 /// Reads a small file (of `/proc` or `/sys`) up to its end or the end of the buffer; the result
 /// is the number of bytes. A full buffer may mean a longer file.
 pub(crate) fn read_file(path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {

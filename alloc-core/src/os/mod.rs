@@ -8,6 +8,8 @@ pub(crate) mod fork;
 #[cfg(not(loom))]
 pub(crate) mod ids;
 pub(crate) mod linux;
+#[cfg(not(loom))]
+pub(crate) mod smaps;
 pub(crate) mod start;
 
 /// A system call's error number (`ENOMEM` and so on).

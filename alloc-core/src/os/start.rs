@@ -1,7 +1,6 @@
 //! What a process can know before libc has started: the auxiliary vector, the environment, the
 //! number of CPUs and nodes. Everything is read where the kernel left it, through weak symbols or
 //! files; nothing here is cached but the page size.
-use core::arch::asm;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -14,19 +13,20 @@ macro_rules! weak {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: reads a slot of the global offset table.
         unsafe {
-            asm!(concat!(".weak ", $symbol), concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+            core::arch::asm!(concat!(".weak ", $symbol), concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
                 out(reg) address, options(nostack, preserves_flags, readonly));
         }
         #[cfg(target_arch = "aarch64")]
         // SAFETY: reads a slot of the global offset table.
         unsafe {
-            asm!(concat!(".weak ", $symbol), concat!("adrp {0}, :got:", $symbol),
+            core::arch::asm!(concat!(".weak ", $symbol), concat!("adrp {0}, :got:", $symbol),
                 concat!("ldr {0}, [{0}, :got_lo12:", $symbol, "]"),
                 out(reg) address, options(nostack, preserves_flags, readonly));
         }
         address
     }};
 }
+pub(crate) use weak;
 
 const AT_RSEQ_FEATURE_SIZE: u64 = 27;
 
