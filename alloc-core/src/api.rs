@@ -5,17 +5,19 @@
 //! memory is out; then nothing has changed. Blocks have at least 16 bytes and that alignment.
 use core::ptr::null_mut;
 
+use crate::explicit;
+use crate::extended;
 use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
-use crate::front;
 use crate::front::size_class::{
     CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, TINY_MAX, class_bytes, class_of,
     class_of_aligned, medium_class, tiny_class,
 };
+use crate::front::{self, apart};
 use crate::process::{self, HEAP};
 
 /// Largest block, bytes: pointers into one block must have a difference that fits `isize`.
-const MOST_BYTES: usize = isize::MAX as usize;
+pub(crate) const MOST_BYTES: usize = isize::MAX as usize;
 
 /// A block of `size` bytes.
 #[inline(always)]
@@ -107,9 +109,29 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
         return null_mut();
     }
     front::count_allocated(size);
-    let p = HEAP.alloc_large(size, align, zero);
+    let p = match apart::arena() {
+        Some(arena) => arena.alloc_large(size, align, zero),
+        None => HEAP.alloc_large(size, align, zero),
+    };
+    note_allocated(p);
     process::pages_changed();
     p
+}
+
+/// Counts a block that was allocated past the caches, for a thread that wants to know.
+pub(crate) fn note_allocated(p: *mut u8) {
+    if apart::is_set(apart::COUNTED) {
+        // SAFETY: null or a live block.
+        apart::note(unsafe { usable_size(p) }, 0);
+    }
+}
+
+/// Counts a block that is about to be freed past the caches.
+pub(crate) fn note_freed(p: *mut u8) {
+    if apart::is_set(apart::COUNTED) {
+        // SAFETY: null or a live block.
+        apart::note(0, unsafe { usable_size(p) });
+    }
 }
 
 /// Frees `p`, which may be null.
@@ -145,9 +167,14 @@ fn free_uncached(p: *mut u8, code: u8) {
         return;
     }
     if code == LARGE {
+        note_freed(p);
         // SAFETY: the caller of `free` gave the block up.
         unsafe { HEAP.free_large(p) };
         process::pages_changed();
+    } else if let Some(arena) = explicit::of(p.addr()) {
+        note_freed(p);
+        // SAFETY: as above.
+        unsafe { arena.free(p) };
     } else if !p.is_null() {
         fatal("free of a pointer that is not a live block", p.addr());
     }
@@ -170,6 +197,12 @@ pub unsafe fn realloc(p: *mut u8, new_size: usize) -> *mut u8 {
 /// As for [`realloc`].
 pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
     let code = HEAP.pages.space.window.code_of(p.addr());
+    if code == 0
+        && let Some(arena) = explicit::of(p.addr())
+    {
+        // SAFETY: as the caller promises.
+        return unsafe { extended::move_or_fit(p, new_size, align, arena) };
+    }
     let old_size = block_bytes(code, p);
     let aligned = p.addr() & (align - 1) == 0;
     if code == LARGE && (new_size > CACHED_MAX || new_size < old_size) {
@@ -179,6 +212,9 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
         // A small remainder moves to a slab, but the tail goes back as that of a large one.
         if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
             process::pages_changed();
+            if apart::is_set(apart::COUNTED) {
+                apart::note(HEAP.large_bytes(q), old_size);
+            }
             if new_size >= SLAB_MAX {
                 return q;
             }
@@ -218,7 +254,10 @@ fn block_bytes(code: u8, p: *mut u8) -> usize {
     match code {
         LARGE => HEAP.large_bytes(p),
         _ if (1..=CLASSES).contains(&usize::from(code)) => class_bytes(code),
-        _ => fatal("use of a pointer that is not a live block", p.addr()),
+        _ => match explicit::of(p.addr()) {
+            Some(arena) => arena.usable_size(p),
+            None => fatal("use of a pointer that is not a live block", p.addr()),
+        },
     }
 }
 

@@ -7,17 +7,17 @@
 use core::ptr::null_mut;
 
 use crate::arena::Heap;
-pub(crate) use crate::arena::figures::{ABOVE, ClassStats, Classes};
+pub(crate) use crate::arena::figures::{ClassStats, Classes};
 use crate::background;
 use crate::control::options;
 use crate::extent::heap::Counts;
 use crate::extent::page_map::{LG_PAGE, Spot};
 use crate::fatal::fatal;
 use crate::front;
-use crate::front::size_class::{CLASSES, LARGE, SLAB_CLASSES, SizeClass};
+use crate::front::size_class::{CLASSES, LARGE, SLAB_CLASSES, SizeClass, class_bytes};
 use crate::heat::decay::Times;
+use crate::os::Errno;
 use crate::os::linux::{self, Linux};
-use crate::os::{Errno, Os};
 use crate::process::{self, HEAP};
 use crate::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
@@ -234,7 +234,16 @@ impl Explicit {
         self.heap.pages.space.window.code_of(p.addr())
     }
 
-    /// Takes a block back. Returns its usable bytes.
+    /// Usable bytes of a live block of this arena.
+    pub(crate) fn usable_size(&self, p: *mut u8) -> usize {
+        match self.code_of(p) {
+            LARGE => self.heap.large_bytes(p),
+            code if code != 0 && usize::from(code) <= CLASSES => class_bytes(code),
+            _ => fatal("use of a pointer that is not a live block", p.addr()),
+        }
+    }
+
+    /// Takes a block back.
     ///
     /// # Safety
     /// `p` is a live block of this arena, and its user gave it up. What is not ends the process where
@@ -255,7 +264,7 @@ impl Explicit {
     /// Says that pages may have become free.
     pub(crate) fn pages_changed(&self) {
         if self.dirty_decay_ms.load(Relaxed) == 0 && self.heap.pages.dirty_hint() > 0 {
-            self.heap.pages.step();
+            self.heap.pages.trim();
         }
         background::notice();
     }
@@ -689,3 +698,6 @@ pub(crate) fn class_stats(which: Which, out: &mut Classes) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,10 +23,14 @@ pub mod embed;
 #[cfg(not(loom))]
 pub(crate) mod explicit;
 #[cfg(not(loom))]
+pub mod extended;
+#[cfg(not(loom))]
 pub(crate) mod extent;
 pub(crate) mod fatal;
 #[cfg(not(loom))]
 pub(crate) mod front;
+#[cfg(not(loom))]
+mod handle;
 #[cfg(not(loom))]
 pub(crate) mod heat;
 #[cfg(all(feature = "lab", not(loom)))]
@@ -56,6 +60,9 @@ pub(crate) mod front {
     pub(crate) mod entry;
     pub(crate) mod size_class;
 }
+
+#[cfg(not(loom))]
+pub use handle::{Arena, ArenaError};
 
 #[cfg(not(loom))]
 use core::alloc::{GlobalAlloc, Layout};

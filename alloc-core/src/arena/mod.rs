@@ -180,6 +180,12 @@ impl<O: Os> Heap<O> {
         }
     }
 
+    /// As [`Heap::fetch`], but never of another's batch: from the arena `index` alone, for what slabs hold.
+    pub(crate) fn take_direct(&self, index: u32, class: SizeClass, out: &mut [*mut u8]) -> usize {
+        let _inside = self.passage.enter(index as usize);
+        self.take(index, class, out)
+    }
+
     /// Passes blocks of `class`, which their user gave up, on to the next cache that asks, or puts
     /// them back.
     pub(crate) fn pass_on(&self, cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
