@@ -5,6 +5,7 @@
 #![no_std]
 
 mod dlopen;
+mod extended;
 mod figures;
 mod hooks;
 mod host;

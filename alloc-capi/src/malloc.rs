@@ -87,7 +87,7 @@ fn allocate_aligned(out: &mut *mut c_void, align: usize, size: usize) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn malloc(size: usize) -> *mut c_void {
+pub(crate) extern "C" fn malloc(size: usize) -> *mut c_void {
     let p = api::alloc_fast(size);
     if p.is_null() { malloc_slow(size) } else { p.cast() }
 }
@@ -99,18 +99,18 @@ extern "C" fn malloc_slow(size: usize) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free(p: *mut c_void) {
+pub(crate) unsafe extern "C" fn free(p: *mut c_void) {
     // SAFETY: null or our block.
     unsafe { api::free(p.cast()) }
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+pub(crate) extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     zeroed(count, size)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: null or our block.
     unsafe { resize(p, size) }
 }
@@ -125,13 +125,17 @@ unsafe extern "C" fn reallocarray(p: *mut c_void, count: usize, size: usize) -> 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
+pub(crate) unsafe extern "C" fn posix_memalign(
+    out: *mut *mut c_void,
+    align: usize,
+    size: usize,
+) -> c_int {
     // SAFETY: the caller gives a place for the result.
     allocate_aligned(unsafe { &mut *out }, align, size)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+pub(crate) extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     if !align.is_power_of_two() {
         return failed(EINVAL);
     }
@@ -139,17 +143,17 @@ extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+pub(crate) extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     round_up_aligned(align, size)
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn valloc(size: usize) -> *mut c_void {
+pub(crate) extern "C" fn valloc(size: usize) -> *mut c_void {
     aligned(size, page_size())
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn pvalloc(size: usize) -> *mut c_void {
+pub(crate) extern "C" fn pvalloc(size: usize) -> *mut c_void {
     whole_pages(size)
 }
 
@@ -161,24 +165,16 @@ unsafe extern "C" fn cfree(p: *mut c_void) {
 
 /// C23.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free_sized(p: *mut c_void, size: usize) {
+pub(crate) unsafe extern "C" fn free_sized(p: *mut c_void, size: usize) {
     // SAFETY: null or our block of this size.
     unsafe { release_sized(p.cast(), size, MALLOC_ALIGN) }
 }
 
 /// C23.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn free_aligned_sized(p: *mut c_void, align: usize, size: usize) {
+pub(crate) unsafe extern "C" fn free_aligned_sized(p: *mut c_void, align: usize, size: usize) {
     // SAFETY: null or our block of this size and alignment.
     unsafe { release_sized(p.cast(), size, align) }
-}
-
-/// jemalloc's sized free; TensorFlow and Abseil call it where they find it. The low six bits of
-/// `flags` are the alignment's logarithm, the others choose caches and arenas of jemalloc's.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sdallocx(p: *mut c_void, size: usize, flags: c_int) {
-    // SAFETY: null or our block of this size and alignment.
-    unsafe { release_sized(p.cast(), size, 1 << (flags & 63)) }
 }
 
 /// The sized free of C and C++.
@@ -192,7 +188,7 @@ pub(crate) unsafe fn release_sized(p: *mut u8, size: usize, align: usize) {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
+pub(crate) unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
     if p.is_null() {
         return 0;
     }

@@ -185,10 +185,9 @@ fn free_uncached(p: *mut u8, code: u8) {
 ///
 /// # Safety
 /// As for [`free`]; `p` is not null. On success only the result may be used.
-#[inline]
 pub unsafe fn realloc(p: *mut u8, new_size: usize) -> *mut u8 {
     // SAFETY: as the caller promises.
-    unsafe { realloc_aligned(p, new_size, 1) }
+    unsafe { resize(p, new_size, 1) }
 }
 
 /// As [`realloc`], and the result has alignment `align`.
@@ -196,6 +195,14 @@ pub unsafe fn realloc(p: *mut u8, new_size: usize) -> *mut u8 {
 /// # Safety
 /// As for [`realloc`].
 pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
+    // SAFETY: as the caller promises.
+    unsafe { resize(p, new_size, align) }
+}
+
+/// # Safety
+/// As for [`realloc`].
+#[inline(always)]
+unsafe fn resize(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
     let code = HEAP.pages.space.window.code_of(p.addr());
     if code == 0
         && let Some(arena) = explicit::of(p.addr())

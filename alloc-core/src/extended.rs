@@ -193,8 +193,13 @@ pub unsafe fn realloc(p: *mut u8, size: usize, request: &Request) -> *mut u8 {
         None => false,
     };
     let q = if request.arena.is_none() && request.cache == Cache::Automatic {
-        // SAFETY: as the caller promises.
-        unsafe { api::realloc_aligned(p, size, request.align) }
+        if request.align == 1 {
+            // SAFETY: as the caller promises.
+            unsafe { api::realloc(p, size) }
+        } else {
+            // SAFETY: as above.
+            unsafe { api::realloc_aligned(p, size, request.align) }
+        }
     } else if !elsewhere && stays(p, old, size, request) {
         p
     } else {
@@ -213,7 +218,7 @@ pub unsafe fn realloc(p: *mut u8, size: usize, request: &Request) -> *mut u8 {
         let new = unsafe { api::usable_size(q) };
         if new > old {
             // SAFETY: within the block, beyond what it had.
-            unsafe { q.add(old).write_bytes(0, new - old) };
+            unsafe { q.wrapping_add(old).write_bytes(0, new - old) };
         }
     }
     q
@@ -298,7 +303,7 @@ pub unsafe fn resize_in_place(p: *mut u8, size: usize, extra: usize, request: &R
     }
     if request.zero && new > old {
         // SAFETY: within the block, beyond what it had.
-        unsafe { p.add(old).write_bytes(0, new - old) };
+        unsafe { p.wrapping_add(old).write_bytes(0, new - old) };
     }
     new
 }
