@@ -4,6 +4,7 @@
 //! the other. No policy is decided here. Everything that is exported is in `tests/c/exports.txt`.
 #![no_std]
 
+mod ctl;
 mod dlopen;
 mod extended;
 mod figures;

@@ -48,9 +48,11 @@ static BY_INDEX: [AtomicPtr<Explicit>; MOST] = [const { AtomicPtr::new(null_mut(
 static BY_PLACE: [AtomicPtr<Explicit>; PLACES] = [const { AtomicPtr::new(null_mut()) }; PLACES];
 static MADE: AtomicU32 = AtomicU32::new(0);
 /// Held while an arena comes or goes: what those that went have counted.
-static GONE: Mutex<Gone> = Mutex::new(Gone { purged: 0, purge_calls: 0, small: 0, large: 0 });
+static GONE: Mutex<Gone> =
+    Mutex::new(Gone { arenas: 0, purged: 0, purge_calls: 0, small: 0, large: 0 });
 
 struct Gone {
+    arenas: u64,
     purged: u64,
     purge_calls: u64,
     small: u64,
@@ -438,6 +440,7 @@ pub(crate) unsafe fn destroy(index: u32) -> Result<(), Errno> {
     arena.heap.add_class_stats(None, &mut classes);
     arena.heap.clear_counts();
     let sum = |range: &[ClassStats]| range.iter().map(|c| c.nmalloc).sum::<u64>();
+    gone.arenas += 1;
     gone.small += sum(&classes[..=SLAB_CLASSES]);
     gone.large += sum(&classes[SLAB_CLASSES + 1..]);
     let counts = arena.heap.pages.counts();
@@ -599,12 +602,15 @@ pub(crate) fn stats(which: Which) -> Option<ArenaStats> {
         large: sizes(&classes[SLAB_CLASSES + 1..]),
         dirty_decay_ms: options::dirty_decay_ms(),
         muzzy_decay_ms: options::muzzy_decay_ms(),
-        uptime_ns: linux::now_us() * 1000,
+        uptime_ns: process::uptime_us() * 1000,
         ..ArenaStats::default()
     };
     match which {
         Which::Destroyed => {
             let gone = GONE.lock();
+            if gone.arenas == 0 {
+                return None;
+            }
             stats.small.nmalloc = gone.small;
             stats.small.ndalloc = gone.small;
             stats.large.nmalloc = gone.large;
@@ -681,7 +687,7 @@ fn sizes(classes: &[ClassStats]) -> SizeStats {
 pub(crate) fn class_stats(which: Which, out: &mut Classes) -> bool {
     let none = [ClassStats::default(); CLASSES + 2];
     match which {
-        Which::Destroyed => return false,
+        Which::Destroyed => *out = none,
         Which::All if auto_count() == 0 => return false,
         Which::All => {
             *out = none;

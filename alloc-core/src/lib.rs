@@ -18,6 +18,8 @@ mod background;
 #[cfg(not(loom))]
 pub mod control;
 #[cfg(not(loom))]
+pub mod ctl;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod embed;
 #[cfg(not(loom))]

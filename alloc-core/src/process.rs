@@ -11,7 +11,7 @@ use crate::heat::decay::Times;
 use crate::os::linux::Linux;
 use crate::os::{fork, linux, start};
 use crate::policy::pressure::{self, Limits, Pressure};
-use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::lock::{Side, gate};
 use crate::trace_file;
 
@@ -80,7 +80,15 @@ fn initialise() -> bool {
     HEAP.pages.set_huge(options::thp(), options::hugetlb());
     MANY_NODES.store(start::numa_nodes() > 1, Ordering::Relaxed);
     fork::register(&FORK);
+    BORN_US.store(linux::now_us(), Ordering::Relaxed);
     true
+}
+
+static BORN_US: AtomicU64 = AtomicU64::new(0);
+
+/// Microseconds since the allocator started.
+pub(crate) fn uptime_us() -> u64 {
+    linux::now_us().saturating_sub(BORN_US.load(Ordering::Relaxed))
 }
 
 static MANY_NODES: AtomicBool = AtomicBool::new(false);

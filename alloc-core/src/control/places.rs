@@ -17,7 +17,7 @@ pub type Message = unsafe extern "C" fn(*mut c_void, *const c_char);
 #[derive(Debug)]
 pub struct Table {
     conf: [*const *const c_char; 3],
-    harder: *const *const c_char,
+    harder: [*const *const c_char; 3],
     message: [*const Option<Message>; 3],
 }
 
@@ -71,7 +71,7 @@ impl Outside for ThisProcess {
     }
 
     fn harder(&self) -> Option<&'static [u8]> {
-        text(table()?.harder)
+        table()?.harder.iter().find_map(|variable| text(*variable))
     }
 
     fn link(&self, path: &CStr, buffer: &mut [u8]) -> Option<usize> {

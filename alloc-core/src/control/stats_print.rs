@@ -221,8 +221,13 @@ fn members(out: &mut Out<'_>, parts: &Parts, node: &Node, first: &mut bool) {
         match child.place {
             Place::End(leaf) => {
                 if let Some(value) = child.value() {
-                    // jemalloc calls this one otherwise in its report.
-                    key(out, first, if name == "uptime" { "uptime_ns" } else { name });
+                    // jemalloc calls these otherwise in its report.
+                    let called = match name {
+                        "uptime" => "uptime_ns",
+                        "hpa_sec_bytes" => "sec_bytes",
+                        _ => name,
+                    };
+                    key(out, first, called);
                     show(&mut out.line, &leaf, value, true);
                     out.flush();
                 }

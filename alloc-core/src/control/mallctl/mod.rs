@@ -461,6 +461,9 @@ impl Leaf {
                     }
                     // SAFETY: there is room for a pointer, which is the caller's.
                     let to = unsafe { io.old.cast::<*mut u8>().read_unaligned() };
+                    if to.is_null() {
+                        return Err(Error::Invalid);
+                    }
                     // SAFETY: it points to room for a name of that length.
                     unsafe { core::ptr::copy_nonoverlapping(name.as_ptr(), to, name.len()) };
                 }
