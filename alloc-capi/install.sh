@@ -1,5 +1,7 @@
 #!/bin/sh
-# Installs the library, the header and the pkg-config file. usage: install.sh PREFIX
+# Installs the library, the headers and the pkg-config file. usage: install.sh PREFIX
+# lib/thermalloc and include/thermalloc/compat stand in for jemalloc: its library's and its header's names,
+# and a jemalloc.pc. Neither is on a search path unless somebody puts it there.
 # DESTDIR is put before PREFIX where files are written, as packagers expect; LIB_FROM is the folder
 # with libthermalloc.so and libthermalloc.a (default: built here).
 set -eu
@@ -15,11 +17,21 @@ fi
 
 lib=${DESTDIR:-}$prefix/lib
 include=${DESTDIR:-}$prefix/include/thermalloc
-mkdir -p "$lib/pkgconfig" "$include"
+compat=$lib/thermalloc
+mkdir -p "$lib/pkgconfig" "$compat/pkgconfig" "$include/compat/jemalloc"
 install -m 755 "$LIB_FROM/libthermalloc.so" "$lib/libthermalloc.so.$version"
 ln -sf "libthermalloc.so.$version" "$lib/libthermalloc.so.$major"
 ln -sf "libthermalloc.so.$major" "$lib/libthermalloc.so"
 install -m 644 "$LIB_FROM/libthermalloc.a" "$lib/libthermalloc.a"
-install -m 644 "$here/include/thermalloc/thermalloc.h" "$include/thermalloc.h"
-sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$here/thermalloc.pc.in" >"$lib/pkgconfig/thermalloc.pc"
-chmod 644 "$lib/pkgconfig/thermalloc.pc"
+for name in libjemalloc.so.2 libjemalloc.so; do
+  ln -sf "../libthermalloc.so.$major" "$compat/$name"
+done
+for header in thermalloc.h jemalloc.h compat/jemalloc/jemalloc.h; do
+  install -m 644 "$here/include/thermalloc/$header" "$include/$header"
+done
+pc() {
+  sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$here/$1.pc.in" >"$2/$1.pc"
+  chmod 644 "$2/$1.pc"
+}
+pc thermalloc "$lib/pkgconfig"
+pc jemalloc "$compat/pkgconfig"

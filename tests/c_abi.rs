@@ -246,4 +246,36 @@ fn installs() {
     assert!(lib.join("libthermalloc.a").is_file());
     let pc = std::fs::read_to_string(lib.join("pkgconfig/thermalloc.pc")).expect("thermalloc.pc");
     assert!(pc.contains(&format!("prefix={}\n", prefix.display())) && !pc.contains('@'), "{pc}");
+    stands_in_for_jemalloc(&prefix);
+}
+
+/// What is built with the installed `jemalloc.pc`, and what asks for jemalloc's library by its name.
+fn stands_in_for_jemalloc(prefix: &Path) {
+    let lib = prefix.join("lib/thermalloc");
+    let pc = std::fs::read_to_string(lib.join("pkgconfig/jemalloc.pc")).expect("jemalloc.pc");
+    let value = |name: &str| {
+        let line = pc.lines().find_map(|line| line.strip_prefix(name)).expect("a line of it");
+        let text = line.replace("${includedir}", &variable(&pc, "includedir"));
+        let text = text.replace("${libdir}", &variable(&pc, "libdir"));
+        text.replace("${prefix}", &prefix.display().to_string())
+    };
+    let out = scratch("jemalloc_mangled");
+    let flags = format!("{} {}", value("Cflags:"), value("Libs:"));
+    must(
+        Command::new("gcc")
+            .args(["-fno-builtin", "-o"])
+            .arg(&out)
+            .arg(root().join("tests/c/jemalloc_mangled.c"))
+            .args(flags.split_whitespace()),
+    );
+    must(Command::new(&out).env("LD_LIBRARY_PATH", prefix.join("lib")));
+    for name in ["libjemalloc.so", "libjemalloc.so.2"] {
+        assert!(lib.join(name).is_file(), "{name}");
+    }
+}
+
+/// A variable of a pkg-config file.
+fn variable(pc: &str, name: &str) -> String {
+    let line = pc.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    line.expect("a variable").to_owned()
 }

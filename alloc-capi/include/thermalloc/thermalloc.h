@@ -32,8 +32,7 @@ extern "C" {
 void free_sized(void *ptr, size_t size) THERMALLOC_NOEXCEPT;
 void free_aligned_sized(void *ptr, size_t align, size_t size) THERMALLOC_NOEXCEPT;
 
-/* jemalloc's sized free. The low six bits of `flags` are the base-2 logarithm of the alignment asked
- * for, 0 for none; the other bits are ignored. */
+/* jemalloc's sized free; `flags` as for its kin in <thermalloc/jemalloc.h>. */
 void sdallocx(void *ptr, size_t size, int flags) THERMALLOC_NOEXCEPT;
 
 /* SVID's free(). */

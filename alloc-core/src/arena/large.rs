@@ -118,8 +118,7 @@ impl<O: Os> Heap<O> {
         // Smaller blocks live in slabs.
         let size = size.max(SLAB_MAX + 1);
         let class = if size <= CACHED_MAX { class_of(size) } else { LARGE };
-        let stays = e.state() == State::Large && class != LARGE;
-        let bytes = if class == LARGE || stays { size } else { class_bytes(class) };
+        let bytes = if class == LARGE { size } else { class_bytes(class) };
         let Some(pages) = self.pages.pages_for(bytes) else { return false };
         if pages > e.pages() && !self.pages.extend(id, pages) {
             return false;
@@ -127,10 +126,8 @@ impl<O: Os> Heap<O> {
         if pages < e.pages() {
             self.pages.shrink(id, pages);
         }
-        if e.state() == State::Block && class != e.code() {
-            if class == LARGE {
-                e.set_state(State::Large);
-            }
+        if class != e.code() {
+            e.set_state(if class == LARGE { State::Large } else { State::Block });
             e.set_code(class);
             self.pages.space.window.set_code(e.start(), 1, class);
             self.given.count(usize::from(class).min(ABOVE), 1);

@@ -1,0 +1,3 @@
+/* The names of a bundled build. */
+#define PREFIX je_
+#include "jemalloc_api.c"

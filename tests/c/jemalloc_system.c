@@ -1,0 +1,3 @@
+/* Compiled with jemalloc's own header. */
+#define SYSTEM_HEADER
+#include "jemalloc_api.c"
