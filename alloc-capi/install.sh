@@ -22,7 +22,15 @@ mkdir -p "$lib/pkgconfig" "$compat/pkgconfig" "$include/compat/jemalloc"
 install -m 755 "$LIB_FROM/libthermalloc.so" "$lib/libthermalloc.so.$version"
 ln -sf "libthermalloc.so.$version" "$lib/libthermalloc.so.$major"
 ln -sf "libthermalloc.so.$major" "$lib/libthermalloc.so"
-install -m 644 "$LIB_FROM/libthermalloc.a" "$lib/libthermalloc.a"
+# Variables that a program may define itself: two strong ones would not link.
+set --
+for p in '' je_ jemalloc_; do
+  for name in malloc_conf malloc_conf_2_conf_harder malloc_message; do
+    set -- "$@" "--weaken-symbol=$p$name"
+  done
+done
+objcopy "$@" "$LIB_FROM/libthermalloc.a" "$lib/libthermalloc.a"
+chmod 644 "$lib/libthermalloc.a"
 for name in libjemalloc.so.2 libjemalloc.so; do
   ln -sf "../libthermalloc.so.$major" "$compat/$name"
 done

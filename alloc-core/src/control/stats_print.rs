@@ -318,7 +318,6 @@ fn json(out: &mut Out<'_>, parts: &Parts) {
         out.str("}");
     }
     out.str("}}");
-    out.end();
 }
 
 // Text

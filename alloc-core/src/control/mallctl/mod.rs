@@ -285,7 +285,13 @@ pub fn name_to_mib(name: &[u8], mib: &mut [usize]) -> Result<usize, Error> {
     look_up(name, mib).map(|(depth, _)| depth)
 }
 
+/// The options are read, and the arenas made, when the allocator starts.
+fn started() -> Done {
+    if crate::process::ready() { Ok(()) } else { Err(Error::Again) }
+}
+
 fn look_up(name: &[u8], mib: &mut [usize]) -> Result<(usize, Place), Error> {
+    started()?;
     let mut place = Place::ROOT;
     let mut depth = 0;
     for (part, slot) in name.split(|&byte| byte == b'.').zip(mib.iter_mut()) {
@@ -405,6 +411,7 @@ fn ends(name: &[u8], depth: usize) -> bool {
 /// # Safety
 /// As for [`by_name`].
 pub unsafe fn by_mib(mib: &[usize], io: Io) -> Result<(), Error> {
+    started()?;
     match place(mib) {
         // SAFETY: as the caller promises.
         Some(Place::End(leaf)) => unsafe { leaf.call(mib, io) },
