@@ -219,7 +219,7 @@ impl Explicit {
     /// A block of `class`; null when memory is out.
     pub(crate) fn alloc(&self, class: SizeClass) -> *mut u8 {
         let mut block = [null_mut(); 1];
-        self.heap.fetch(0, class, &mut block);
+        self.heap.take_direct(0, class, &mut block);
         background::notice();
         block[0]
     }
@@ -347,21 +347,36 @@ pub(crate) fn create() -> Result<u32, Errno> {
 /// Makes the record and the window of the explicit arena `n`, which has none.
 fn make(n: u32) -> Option<&'static Explicit> {
     let slot = BY_INDEX.get(n as usize)?;
-    let record = HEAP.map_table(size_of::<Explicit>()).cast::<Explicit>();
-    if record.is_null() {
+    let record = spare_record();
+    // SAFETY: null, or a record, which stays.
+    let arena = unsafe { record.as_ref() }?;
+    let Some(place) = place(&arena.heap) else {
+        SPARE.store(record, Relaxed);
         return None;
-    }
-    // SAFETY: as many bytes as a record has, aligned to a page, and nobody knows of them yet.
-    unsafe { record.write(Explicit::NEW) };
-    // SAFETY: just written; it stays.
-    let arena = unsafe { &*record };
-    let place = place(&arena.heap)?;
+    };
     arena.number.store(n, Relaxed);
     arena.heap.pages.set_huge(options::thp(), options::hugetlb());
     BY_PLACE[place].store(record, Release);
     slot.store(record, Release);
     MADE.store(MADE.load(Relaxed).max(n + 1), Release);
     Some(arena)
+}
+
+/// A record that has no window yet, if one could not be had.
+static SPARE: AtomicPtr<Explicit> = AtomicPtr::new(null_mut());
+
+/// A new record; null where there is no memory for it.
+fn spare_record() -> *mut Explicit {
+    let spare = SPARE.swap(null_mut(), Relaxed);
+    if !spare.is_null() {
+        return spare;
+    }
+    let record = HEAP.map_table(size_of::<Explicit>()).cast::<Explicit>();
+    if !record.is_null() {
+        // SAFETY: as many bytes as a record has, aligned to a page, and nobody knows of them yet.
+        unsafe { record.write(Explicit::NEW) };
+    }
+    record
 }
 
 /// Gives a new heap its window, in the first place that is free.
@@ -380,7 +395,7 @@ fn place(heap: &Heap<Linux>) -> Option<usize> {
             let random = (linux::now_us() as usize).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 13;
             let origin = start + (random % (bytes / 32)).next_multiple_of(2 << 20);
             let spot = Spot { origin, bytes: bytes / 4 * 3, side_bytes: SIDE_BYTES };
-            if heap.init_at(spot, 1).is_ok() {
+            if heap.init_at(spot).is_ok() {
                 return Some(first + i);
             }
         }

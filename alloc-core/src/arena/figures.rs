@@ -136,12 +136,10 @@ impl<O: Os> Heap<O> {
     /// Takes back every block that is out.
     ///
     /// # Safety
-    /// Nobody uses one of them any more, nor calls for this heap meanwhile.
+    /// Nobody uses one of them any more, nor calls for this heap meanwhile, and no batch of them is on its
+    /// way.
     pub(crate) unsafe fn reset(&self) {
         let _inside = self.passage.enter(0);
-        for class in crate::front::classes() {
-            self.transfer().drain(class, u32::MAX, |_| ());
-        }
         for index in 0..self.arena_count() {
             let arena = self.arena(index);
             let mut bins = arena.bins.lock();

@@ -99,13 +99,20 @@ impl<O: Os> Heap<O> {
     /// Places everything; `arenas` is how many arenas to make. Called once.
     pub(crate) fn init(&self, random: u64, arenas: u32) -> Result<(), Errno> {
         self.pages.init(random)?;
-        self.make_arenas(arenas)
+        self.make_arenas(arenas)?;
+        let transfer = self.map_table(size_of::<ClassTransfer>());
+        if transfer.is_null() {
+            return Err(Errno(libc::ENOMEM));
+        }
+        self.transfer.store(transfer.cast(), Ordering::Release);
+        Ok(())
     }
 
-    /// As [`Heap::init`], at a place of the caller's.
-    pub(crate) fn init_at(&self, spot: Spot, arenas: u32) -> Result<(), Errno> {
+    /// As [`Heap::init`], at a place of the caller's, with one arena and no batches: such a heap is used by
+    /// [`Heap::take_direct`] and [`Heap::put_back`]. May be called again where it failed.
+    pub(crate) fn init_at(&self, spot: Spot) -> Result<(), Errno> {
         self.pages.init_at(spot)?;
-        self.make_arenas(arenas)
+        self.make_arenas(1)
     }
 
     fn make_arenas(&self, arenas: u32) -> Result<(), Errno> {
@@ -118,11 +125,6 @@ impl<O: Os> Heap<O> {
             unsafe { self.arenas.at(i).write(Arena::new()) };
         }
         self.arena_count.store(arenas, Ordering::Release);
-        let transfer = self.map_table(size_of::<ClassTransfer>());
-        if transfer.is_null() {
-            return Err(Errno(libc::ENOMEM));
-        }
-        self.transfer.store(transfer.cast(), Ordering::Release);
         Ok(())
     }
 

@@ -7,11 +7,13 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
+use super::figures::ClassStats;
 use super::{BATCH, Heap};
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::front::size_class::{
-    CACHED_MAX, LARGE, SLAB_CLASSES, SizeClass, class_bytes, class_of, class_of_aligned,
+    CACHED_MAX, CLASSES, LARGE, SLAB_CLASSES, SizeClass, class_bytes, class_of, class_of_aligned,
 };
+use crate::os::Os;
 use crate::os::fake::{Call, FakeKernel};
 
 fn heap(page_size: usize, arenas: u32) -> Heap<FakeKernel> {
@@ -34,6 +36,8 @@ enum Op {
     Alloc { cpu: u32, size: usize, lg_align: u32, zero: bool },
     Free { nth: usize, count: usize },
     Resize { nth: usize, size: usize },
+    Fit { nth: usize, size: usize, extra: usize },
+    Reset,
     Step { ms: u64 },
     Trim,
     FailMap { nth: u64 },
@@ -51,7 +55,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         10 => (0u32..6, size.clone(), prop_oneof![6 => Just(4u32), 2 => 4u32..13, 1 => 13u32..24], any::<bool>())
             .prop_map(|(cpu, size, lg_align, zero)| Op::Alloc { cpu, size, lg_align, zero }),
         6 => (any::<usize>(), 1usize..20).prop_map(|(nth, count)| Op::Free { nth, count }),
-        2 => (any::<usize>(), size).prop_map(|(nth, size)| Op::Resize { nth, size }),
+        2 => (any::<usize>(), size.clone()).prop_map(|(nth, size)| Op::Resize { nth, size }),
+        3 => (any::<usize>(), size.clone(), size)
+            .prop_map(|(nth, size, extra)| Op::Fit { nth, size, extra }),
+        1 => Just(Op::Reset),
         2 => (0u64..5000).prop_map(|ms| Op::Step { ms }),
         1 => Just(Op::Trim),
         1 => (1u64..6).prop_map(|nth| Op::FailMap { nth }),
@@ -168,9 +175,42 @@ impl Model {
         self.live.insert(q, Block { size: usable, tag: block.tag });
     }
 
+    /// Resizes a block where it is.
+    fn fit(&mut self, nth: usize, size: usize, extra: usize) {
+        let nth = nth % self.live.len().max(1);
+        let Some((&p, &block)) = self.live.iter().nth(nth) else { return };
+        if usize::from(self.code(p)) <= SLAB_CLASSES {
+            return;
+        }
+        let most = size + extra;
+        let now = self.heap.resize_in_place(pointer(p), size, most);
+        assert_eq!(now, self.usable(p));
+        let rounded = |size: usize| size + (size >> 3) + 2 * self.heap.pages.space.os.page_size();
+        assert!(now >= block.size.min(size) && now <= block.size.max(rounded(most.max(36 << 10))));
+        self.verify(p, block, now.min(block.size));
+        Self::probes(now).for_each(|i| Self::bytes(p, now)[i] = block.tag);
+        self.live.insert(p, Block { size: now, tag: block.tag });
+    }
+
+    fn reset(&mut self) {
+        self.live.clear();
+        // SAFETY: no block is in use any more, and there are no batches.
+        unsafe { self.heap.reset() };
+        let usage = self.heap.usage();
+        assert_eq!((usage.out_bytes, usage.slabs, usage.large), (0, 0, 0));
+        assert_eq!(self.heap.pages.counts().in_use, 0);
+    }
+
     fn check(&self) {
         let live: usize = self.live.values().map(|b| b.size).sum();
         assert_eq!(self.heap.usage().out_bytes, live, "the accounts are exact");
+        let mut classes = [ClassStats::default(); CLASSES + 2];
+        self.heap.add_class_stats(None, &mut classes);
+        assert_eq!(classes.iter().map(|c| c.bytes).sum::<u64>(), live as u64);
+        assert_eq!(classes.iter().map(|c| c.curregs).sum::<u64>(), self.live.len() as u64);
+        let pages: u64 = classes.iter().map(|c| c.pages).sum();
+        assert_eq!(pages, self.heap.pages.counts().in_use);
+        assert!(classes.iter().all(|c| c.nmalloc == c.ndalloc + c.curregs));
     }
 }
 
@@ -181,6 +221,8 @@ fn run(page_size: usize, ops: Vec<Op>) {
             Op::Alloc { cpu, size, lg_align, zero } => model.alloc(cpu, size, 1 << lg_align, zero),
             Op::Free { nth, count } => model.free(nth, count),
             Op::Resize { nth, size } => model.resize(nth, size),
+            Op::Fit { nth, size, extra } => model.fit(nth, size, extra),
+            Op::Reset => model.reset(),
             Op::Step { ms } => {
                 model.heap.pages.space.os.advance(ms);
                 model.heap.pages.step();

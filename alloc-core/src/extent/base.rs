@@ -27,8 +27,10 @@ impl<T> Table<T> {
         }
     }
 
-    /// Gives the table its address range. Called once, before any other use.
+    /// Gives the table its address range, where nothing of it is mapped yet. Called before any other use,
+    /// and again where that range was not to be had.
     pub(crate) fn place(&self, start: usize, max_bytes: usize) {
+        self.mapped_bytes.store(0, Ordering::Relaxed);
         self.start.store(start, Ordering::Relaxed);
         self.max_bytes.store(max_bytes, Ordering::Relaxed);
     }

@@ -49,7 +49,7 @@ impl Backend for Only {
     }
 
     fn fetch(&self, _: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
-        self.0.heap.fetch(0, class, out)
+        self.0.heap.take_direct(0, class, out)
     }
 
     fn store(&self, _: usize, class: SizeClass, blocks: &[*mut u8]) {
