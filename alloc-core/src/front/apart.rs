@@ -3,14 +3,16 @@
 //! anyway, and is served from here. All others pay nothing for that.
 //!
 //! Invariant: `cpu_index` is 0 outside of the allocator's calls while a bit of `apart` is set.
+use core::ptr::null_mut;
 use core::sync::atomic::{
     AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use super::rseq::{self, Entry};
 use super::size_class::{SizeClass, class_bytes};
 use super::tls::{Tls, tls};
-use super::{serve, thread_allocated};
+use super::{CPU_CACHES, serve, thread_allocated};
 use crate::background;
 use crate::explicit::{self, Explicit};
 use crate::os::{Errno, linux};
@@ -29,14 +31,21 @@ pub(crate) fn set(bit: u8, on: bool) {
     let bits = tls.apart.get();
     tls.apart.set(if on { bits | bit } else { bits & !bit });
     if on {
-        tls.cpu_index.set(0);
+        take_index(tls);
     }
 }
 
 /// Takes the calling thread's CPU index away again, if it is apart.
 pub(super) fn detach() {
     if tls().apart.get() != 0 {
-        tls().cpu_index.set(0);
+        take_index(tls());
+    }
+}
+
+fn take_index(tls: &Tls) {
+    if tls.cpu_index.get() != 0 {
+        tls.own_index.set(tls.cpu_index.get());
+        tls.cpu_index.set(0);
     }
 }
 
@@ -57,15 +66,50 @@ fn arena_of(tls: &Tls) -> Option<&'static Explicit> {
     explicit::live(tls.bound.get().wrapping_sub(1))
 }
 
+/// Gives a thread that is apart only to be counted its CPU index for one section.
+fn as_usual<T>(tls: &Tls, none: T, section: impl FnOnce(*const Entry) -> T) -> T {
+    if tls.apart.get() != COUNTED || tls.own_index.get() == 0 || tls.vfork.get() != 0 {
+        return none;
+    }
+    tls.cpu_index.set(tls.own_index.get());
+    let result = section(CPU_CACHES.table());
+    tls.cpu_index.set(0);
+    result
+}
+
 /// A block of `class` for a thread that is apart.
+pub(super) fn alloc(tls: &Tls, class: SizeClass) -> *mut u8 {
+    // SAFETY: the table has an entry for every CPU.
+    let cached = as_usual(tls, null_mut(), |table| unsafe { rseq::pop(table, class.into()) });
+    if cached.is_null() {
+        return alloc_uncached(tls, class);
+    }
+    count(tls, class_bytes(class), 0);
+    cached
+}
+
+/// Frees a block of `class` as usual, for a thread that is apart only to be counted; false: it is not, or
+/// there is no room.
+///
+/// # Safety
+/// As for [`super::free`].
+pub(super) unsafe fn free(tls: &Tls, class: SizeClass, block: *mut u8) -> bool {
+    // SAFETY: the table has an entry for every CPU; the caller owns the block.
+    let done = as_usual(tls, false, |table| unsafe { rseq::push(table, class, block) });
+    if done {
+        count(tls, 0, class_bytes(class));
+    }
+    done
+}
+
 #[cold]
 #[inline(never)]
-pub(super) fn alloc(tls: &Tls, class: SizeClass) -> *mut u8 {
+fn alloc_uncached(tls: &Tls, class: SizeClass) -> *mut u8 {
     let block = match arena_of(tls) {
         Some(arena) => arena.alloc(class),
         None => serve(tls, class),
     };
-    tls.cpu_index.set(0);
+    take_index(tls);
     if !block.is_null() {
         count(tls, class_bytes(class), 0);
     }
@@ -77,7 +121,7 @@ pub(super) fn alloc(tls: &Tls, class: SizeClass) -> *mut u8 {
 #[cold]
 #[inline(never)]
 pub(super) fn freed(tls: &Tls, class: SizeClass) {
-    tls.cpu_index.set(0);
+    take_index(tls);
     count(tls, 0, class_bytes(class));
 }
 

@@ -237,6 +237,10 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
         return false;
     }
     let tls = tls();
+    // SAFETY: as the caller promises.
+    if tls.apart.get() != 0 && unsafe { apart::free(tls, code, block) } {
+        return true;
+    }
     match server(tls) {
         Server::Cpu(cpu) => match CPU_CACHES.open(&Layers, cpu) {
             Some(cache) => room::overflow(&cache, &Layers, code, block),

@@ -96,6 +96,8 @@ pub(crate) struct Tls {
     /// Why the thread has no CPU index and does all on the slow path: bits of `front::apart`, 0 for no
     /// such reason.
     pub(crate) apart: Cell<u8>,
+    /// The CPU index that was taken away for that; 0: not known yet.
+    pub(crate) own_index: Cell<isize>,
     /// The arena that it asked for, and one more; 0: none.
     pub(crate) bound: Cell<u32>,
     /// Usable bytes that it allocated and freed, kept while it is apart to be counted.
