@@ -12,6 +12,8 @@ pub(crate) use crate::arena::transfer::{BATCH_MAX, batch_len as batch};
 
 /// Classes that a miss looks at for room.
 const LOOKS: usize = 8;
+/// Misses that don't look, after one whose looks found nothing.
+const REST: u32 = 16;
 /// What the caches get their memory and their blocks from.
 pub(crate) trait Backend {
     /// `bytes` zero bytes for good, aligned to a page; null where there are none.
@@ -90,6 +92,8 @@ pub(crate) struct Account {
     used: [AtomicUsize; 2],
     /// Which class of the part gives way next.
     victim: [AtomicU32; 2],
+    /// Misses that will not look for room in other classes.
+    rest: [AtomicU32; 2],
 }
 
 /// Which part of the account `class` belongs to.
@@ -117,6 +121,19 @@ impl Account {
     fn reserve(&self, class: SizeClass, bytes: usize, budget: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= budget);
         self.used[part(class)].fetch_update(Relaxed, Relaxed, fits).is_ok()
+    }
+
+    /// Whether a miss of `class` may look for room in other classes.
+    fn may_look(&self, class: SizeClass) -> bool {
+        let rest = &self.rest[part(class)];
+        let left = rest.load(Relaxed);
+        rest.store(left.saturating_sub(1), Relaxed);
+        left == 0
+    }
+
+    /// Notes that looking found nothing.
+    fn looked_in_vain(&self, class: SizeClass) {
+        self.rest[part(class)].store(REST, Relaxed);
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "at most CLASSES")]
@@ -198,8 +215,12 @@ fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass) -> bool {
     }
     if !array.account().reserve(class, more * size, array.budget(class)) {
         more = batch;
+        if !array.account().may_look(class) {
+            return false;
+        }
         steal(array, backend, class, more * size);
         if !array.account().reserve(class, more * size, array.budget(class)) {
+            array.account().looked_in_vain(class);
             return false;
         }
     }
