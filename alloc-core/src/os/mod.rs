@@ -11,6 +11,7 @@ pub(crate) mod linux;
 #[cfg(not(loom))]
 pub(crate) mod smaps;
 pub(crate) mod start;
+mod vdso;
 
 /// A system call's error number (`ENOMEM` and so on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
