@@ -206,6 +206,21 @@ fn options_are_confirmed_and_wrong_ones_end_a_process() {
     assert!(run.status.success() && run.stderr.is_empty(), "{}", text(&run.stderr));
 }
 
+#[test]
+fn a_resize_to_nothing_does_what_the_option_says() {
+    use std::os::unix::process::ExitStatusExt;
+    let program = linked("zero_realloc.c", "zero_realloc", &[]);
+    for (value, expected) in [("free", "null\n"), ("alloc", "a block of 16\n")] {
+        let mut command = run(&program);
+        command.env("MALLOC_CONF", format!("zero_realloc:{value}"));
+        assert_eq!(text(&must(&mut command).stdout), expected, "{value}");
+    }
+    let aborted = output(run(&program).env("MALLOC_CONF", "zero_realloc:abort"));
+    let status = aborted.status;
+    assert!(status.signal() == Some(SIGABRT) || status.code() == Some(128 + SIGABRT), "{status}");
+    assert!(text(&aborted.stderr).starts_with("thermalloc: realloc of a block to 0 bytes"));
+}
+
 /// Redis with Debian's jemalloc, or libthermalloc in its place.
 struct Redis {
     server: Child,

@@ -8,8 +8,9 @@ use core::ptr::null_mut;
 
 use libc::{EINVAL, ENOMEM, c_int, c_void};
 use thermalloc_core::api;
+use thermalloc_core::embed::{self, ZeroRealloc};
 
-use crate::hooks::{page_size, set_errno};
+use crate::hooks::{fatal, page_size, set_errno};
 
 /// Every block has this alignment: `alignof(max_align_t)`.
 pub(crate) const MALLOC_ALIGN: usize = 16;
@@ -52,11 +53,29 @@ unsafe fn resize(p: *mut c_void, size: usize) -> *mut c_void {
     }
     if size == 0 {
         // SAFETY: our block.
-        unsafe { api::free(p.cast()) };
-        return null_mut();
+        return unsafe { resize_to_nothing(p) };
     }
     // SAFETY: our block.
     or_enomem(unsafe { api::realloc(p.cast(), size) })
+}
+
+/// glibc frees the block; the option `zero_realloc` may ask for another thing.
+///
+/// # Safety
+/// `p` is our block.
+#[cold]
+#[inline(never)]
+unsafe fn resize_to_nothing(p: *mut c_void) -> *mut c_void {
+    match embed::zero_realloc() {
+        ZeroRealloc::Free => {
+            // SAFETY: our block.
+            unsafe { api::free(p.cast()) };
+            null_mut()
+        }
+        // SAFETY: our block.
+        ZeroRealloc::Allocate => or_enomem(unsafe { api::realloc(p.cast(), 1) }),
+        ZeroRealloc::Abort => fatal("realloc of a block to 0 bytes, and zero_realloc:abort is set"),
+    }
 }
 
 /// glibc rounds a wrong alignment up.

@@ -1,6 +1,15 @@
 //! What a package that puts the allocator into a process (libthermalloc) needs beside [`crate::api`]
 //! and [`crate::control`]. Not for others.
+use crate::control::conf;
 use crate::{fatal, front, os};
+
+pub use crate::control::jemalloc::ZeroRealloc;
+
+/// What `realloc` of a block to 0 bytes is to do, now that a program has called it so.
+#[must_use]
+pub fn zero_realloc() -> ZeroRealloc {
+    conf::zero_realloc()
+}
 
 /// The calling thread is about to `vfork`: until [`vfork_end`] it, and the child that shares its
 /// memory, allocate without caches. Nests.

@@ -28,6 +28,7 @@ int to_mib(const char *, size_t *, size_t *);
 int by_mib(const size_t *, size_t, void *, size_t *, void *, size_t);
 void print(void (*)(void *, const char *), void *, const char *);
 void *mallocx_(size_t, int);
+void *CAT(PREFIX, realloc)(void *, size_t);
 void dallocx_(void *, int);
 
 #define ALL 4096
@@ -817,6 +818,17 @@ static void nothing_given(void) {
 }
 #endif
 
+/* Not of one moment: a count. */
+static void zero_reallocs(void) {
+  advance();
+  size_t before = get_size("stats.zero_reallocs");
+  CHECK(strcmp(get_text("opt.zero_realloc"), "free") == 0);
+  void *p = malloc(10);
+  CHECK(CAT(PREFIX, realloc)(p, 0) == NULL);
+  advance();
+  CHECK(get_size("stats.zero_reallocs") == before + 1);
+}
+
 static size_t written;
 static char report[1 << 20];
 static void collect(void *opaque, const char *piece) {
@@ -862,6 +874,7 @@ int main(void) {
   explicit_arenas();
   threads();
   caches();
+  zero_reallocs();
 #ifndef REFERENCE
   nothing_given();
 #endif

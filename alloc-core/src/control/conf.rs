@@ -5,11 +5,11 @@
 //! nothing in it is complained of unless it asks for that (`abort_conf`, `confirm_conf`); else a process
 //! writes at most one line. Runs before libc does.
 
-use super::jemalloc::{self, Effect};
+use super::jemalloc::{self, Effect, ZeroRealloc};
 use super::options::{Kind, OPTIONS, Options, ROWS, Row, find, find_bytes};
 use super::text::Line;
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Room for the longest complaint with both excerpts at their longest, and for what is confirmed.
 const MESSAGE_BYTES: usize = 320;
@@ -176,6 +176,19 @@ fn each_text(outside: &impl Outside, visit: &mut dyn FnMut(From, &[u8]) -> Outco
     }
     let own = From { what: "environment variable ", name: OWN_VARIABLE, own: true };
     visit(own, variable(OWN_VARIABLE))
+}
+
+static ZERO_REALLOCS: AtomicU64 = AtomicU64::new(0);
+
+/// Counts a `realloc` to 0 bytes, and says what it is to do.
+pub(crate) fn zero_realloc() -> ZeroRealloc {
+    ZERO_REALLOCS.fetch_add(1, Relaxed);
+    OPTIONS.jemalloc.zero_realloc()
+}
+
+/// How many there were.
+pub(super) fn zero_reallocs() -> u64 {
+    ZERO_REALLOCS.load(Relaxed)
 }
 
 /// One `name:value` or `name=value`.

@@ -263,6 +263,17 @@ impl LettersCell {
     }
 }
 
+/// What `realloc(p, 0)` does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZeroRealloc {
+    /// It frees the block and gives null.
+    Free,
+    /// It gives a block of the least size.
+    Allocate,
+    /// It ends the process.
+    Abort,
+}
+
 /// What the options were set to when the process started.
 pub(crate) struct Values {
     numbers: [AtomicI64; ROWS.len()],
@@ -300,6 +311,15 @@ impl Values {
         position(name.as_bytes())
             .and_then(|i| self.numbers.get(i))
             .is_some_and(|n| n.load(Relaxed) != 0)
+    }
+
+    pub(crate) fn zero_realloc(&self) -> ZeroRealloc {
+        let number = position(b"zero_realloc").and_then(|at| self.numbers.get(at));
+        match number.map(|number| number.load(Relaxed)) {
+            Some(1) => ZeroRealloc::Allocate,
+            Some(2) => ZeroRealloc::Abort,
+            _ => ZeroRealloc::Free,
+        }
     }
 
     /// The letters to print statistics with, a C string.

@@ -525,3 +525,130 @@ unsafe fn c_string<'a>(address: u64) -> Result<&'a [u8], Error> {
     // SAFETY: the caller's promise.
     Ok(unsafe { core::ffi::CStr::from_ptr(text) }.to_bytes())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::string::String;
+    use std::vec::Vec;
+
+    /// Every name of the tree, with the first index of each list, and its leaf.
+    fn leaves() -> Vec<(String, Leaf)> {
+        fn walk(place: Place, name: &str, found: &mut Vec<(String, Leaf)>) {
+            let below = |part: &str| {
+                if name.is_empty() { part.into() } else { std::format!("{name}.{part}") }
+            };
+            match place {
+                Place::End(leaf) => found.push((name.into(), leaf)),
+                Place::List(..) => walk(place.entry(), &below("0"), found),
+                _ => (0..place.count())
+                    .for_each(|i| walk(place.child(i).unwrap(), &below(place.name(i)), found)),
+            }
+        }
+        let mut found = Vec::new();
+        walk(Place::ROOT, "", &mut found);
+        found
+    }
+
+    #[test]
+    fn names_lead_where_their_indices_lead() {
+        let leaves = leaves();
+        assert!(leaves.len() > 400, "{}", leaves.len());
+        for (name, leaf) in leaves {
+            let mut mib = [usize::MAX; DEPTH_MAX];
+            let depth = name_to_mib(name.as_bytes(), &mut mib).unwrap();
+            assert_eq!(depth, name.split('.').count(), "{name}");
+            match place(&mib[..depth]) {
+                Some(Place::End(found)) => assert_eq!(found.ty, leaf.ty, "{name}"),
+                other => panic!("{name}: {other:?}"),
+            }
+            let why = match leaf.effect {
+                Effect::Same => continue,
+                Effect::Mapped(why) | Effect::Nothing(why) => why,
+            };
+            assert!(why.ends_with('.') && !why.contains('|'), "{name}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_refused_read_tells_how_much_was_written() {
+        for (name, leaf) in leaves() {
+            if leaf.value(&[0; DEPTH_MAX]).is_none() {
+                continue;
+            }
+            for room in 0..=16 {
+                let mut value = [0xa5u8; 16];
+                let mut len = room;
+                let io = Io { old: value.as_mut_ptr(), old_len: &raw mut len, ..Io::NONE };
+                // SAFETY: there is room for as many bytes as are told.
+                let result = unsafe { by_name(name.as_bytes(), io) };
+                let size = leaf.ty.bytes();
+                assert_eq!(len, room.min(size), "{name}");
+                assert_eq!(result.is_ok(), room == size, "{name}: {result:?}");
+                assert!(value[len..].iter().all(|&byte| byte == 0xa5), "{name}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_is_looked_up(bytes: Vec<u8>, like in "[a-z_]{0,9}(\\.([a-z_]{0,12}|[0-9]{0,21})){0,8}") {
+            for name in [&bytes[..], like.as_bytes()] {
+                let mut mib = [0; DEPTH_MAX];
+                let depth = name_to_mib(name, &mut mib).unwrap_or(0);
+                prop_assert!(depth <= DEPTH_MAX);
+                if !like.starts_with("thread") && !like.starts_with("tcache") && !like.starts_with("arena") {
+                    // SAFETY: nothing is given or taken, and what runs is harmless.
+                    let _ = unsafe { by_name(name, Io::NONE) };
+                }
+            }
+        }
+
+        #[test]
+        fn a_name_that_is_changed_a_little(index: prop::sample::Index, at: prop::sample::Index, byte: u8) {
+            let leaves = leaves();
+            let name = &index.get(&leaves).0;
+            let mut bytes = name.clone().into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let mut mib = [0; DEPTH_MAX];
+            let known = name_to_mib(&bytes, &mut mib);
+            if bytes == name.as_bytes() {
+                prop_assert!(known.is_ok());
+            }
+        }
+
+        #[test]
+        fn any_indices_are_followed(
+            mib in prop::collection::vec(prop_oneof![0usize..200, Just(4096), Just(4097), any::<usize>()], 0..9),
+            room in 0usize..17,
+        ) {
+            let end = place(&mib);
+            let Some(Place::End(leaf)) = end else {
+                // SAFETY: nothing is given or taken, and there is nothing to run.
+                prop_assert_eq!(unsafe { by_mib(&mib, Io::NONE) }, Err(Error::NoEntry));
+                return Ok(());
+            };
+            let mut value = [0xa5u8; 16];
+            let mut len = room;
+            if matches!(leaf.act, Act::Read(_) | Act::ReadWrite(..) | Act::WriteRead(..) | Act::Word(..)) {
+                let io = Io { old: value.as_mut_ptr(), old_len: &raw mut len, ..Io::NONE };
+                // SAFETY: there is room for as many bytes as are told.
+                let _ = unsafe { by_mib(&mib, io) };
+                prop_assert!(len <= room && value[len.max(leaf.ty.bytes().min(room))..].iter().all(|&byte| byte == 0xa5));
+            }
+        }
+
+        #[test]
+        fn wrong_sizes_are_refused_before_anything_is_done(index: prop::sample::Index, len in 0usize..17) {
+            let leaves = leaves();
+            let (name, leaf) = index.get(&leaves);
+            prop_assume!(!matches!(leaf.act, Act::Create(..) | Act::Ask(_)) && len != leaf.ty.bytes());
+            let value = [0u8; 16];
+            let io = Io { new: value.as_ptr(), new_len: len, ..Io::NONE };
+            // SAFETY: as many bytes are there.
+            prop_assert!(unsafe { by_name(name.as_bytes(), io) }.is_err(), "{}", name);
+        }
+    }
+}

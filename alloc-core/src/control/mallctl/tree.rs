@@ -353,7 +353,7 @@ static STATS: &[Child] = &[
     ),
     named("mutexes", MUTEXES),
     listed("arenas", Domain::CountedArena, ARENA_FIGURES),
-    zero("zero_reallocs", Size, "`realloc(p, 0)` frees, and is not counted."),
+    read("zero_reallocs", Size, |_| Ok(super::super::conf::zero_reallocs())),
 ];
 
 static CONFIG: &[Child] = &[
