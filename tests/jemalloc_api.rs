@@ -95,3 +95,12 @@ fn tensorflows_port() {
 fn forks_among_arenas() {
     must(&mut linked("arena_fork.c"));
 }
+
+#[test]
+fn threads_among_arenas() {
+    must(&mut linked("arena_stress.c"));
+    must(linked("arena_stress.c").env("GLIBC_TUNABLES", "glibc.pthread.rseq=0"));
+    must(
+        linked("arena_stress.c").env("THERMALLOC_CONF", "dirty_decay_ms:0,background_thread:false"),
+    );
+}

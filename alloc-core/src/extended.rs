@@ -7,6 +7,7 @@ use core::ptr::null_mut;
 
 use crate::api::{self, MOST_BYTES};
 use crate::explicit::{self, Explicit};
+use crate::extent::heap::MOST_PAGES;
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::front::size_class::{
     CLASSES, SLAB_CLASSES, SLAB_MAX, SizeClass, class_bytes, class_of_aligned,
@@ -312,7 +313,7 @@ pub unsafe fn resize_in_place(p: *mut u8, size: usize, extra: usize, request: &R
 /// block.
 #[must_use]
 pub fn good_size(size: usize, align: usize) -> Option<usize> {
-    if size > MOST_BYTES || !process::ready() {
+    if size > MOST_BYTES || align >> LG_PAGE > MOST_PAGES || !process::ready() {
         return None;
     }
     match class_of_aligned(size, align, PAGE) {

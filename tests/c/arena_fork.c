@@ -20,6 +20,25 @@ static void *work(void *given) {
   return NULL;
 }
 
+static unsigned owner(void *p) {
+  unsigned arena = 0;
+  size_t len = sizeof arena;
+  CHECK(mallctl("arenas.lookup", &arena, &len, &p, sizeof p) == 0, "lookup");
+  return arena;
+}
+
+/* The thread that forks is bound in every other round. */
+static void bound(unsigned arena) {
+  char name[50];
+  snprintf(name, sizeof name, "arena.%u.destroy", arena);
+  for (int n = 1; n < 1000; n++) {
+    void *p = malloc(n * 50);
+    CHECK(p && owner(p) == arena, "%u", owner(p));
+    free(p);
+  }
+  CHECK(mallctl(name, NULL, NULL, NULL, 0) == EFAULT, "a thread is bound");
+}
+
 static void child(void) {
   for (int i = 0; i < 3; i++)
     for (int n = 1; n < 3000; n++) {
@@ -47,11 +66,17 @@ int main(void) {
     CHECK(mallctl("arenas.create", &arenas[i], &len, NULL, 0) == 0, "arena");
     CHECK(mallctl("tcache.create", &caches[i], &len, NULL, 0) == 0, "cache");
   }
+  unsigned automatic, own;
+  CHECK(mallctl("arenas.create", &own, &len, NULL, 0) == 0, "arena");
+  CHECK(mallctl("thread.arena", &automatic, &len, NULL, 0) == 0, "automatic");
   for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, work, &ids[i]);
   for (int round = 0; round < 60; round++) {
+    int is_bound = round % 2;
+    CHECK(mallctl("thread.arena", NULL, NULL, is_bound ? &own : &automatic, len) == 0, "bind");
     pid_t pid = fork();
     if (pid == 0) {
       alarm(30);
+      if (is_bound) bound(own);
       child();
       _exit(0);
     }

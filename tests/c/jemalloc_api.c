@@ -119,6 +119,16 @@ static void what_cant_be(void) {
   }
 }
 
+static void alignments_that_cant_be(void) {
+  for (int lg = 62; lg < 64; lg++) {
+    CHECK(!J(mallocx)(1, MALLOCX_LG_ALIGN(lg)), "%d", lg);
+    CHECK(!J(mallocx)(1, MALLOCX_LG_ALIGN(lg) | MALLOCX_ZERO | MALLOCX_TCACHE_NONE), "%d", lg);
+    CHECK(J(nallocx)(1, MALLOCX_LG_ALIGN(lg)) == 0 || !is_ours(), "%d", lg);
+    void *p = NULL;
+    CHECK(J(posix_memalign)(&p, (size_t)1 << lg, 1) == ENOMEM, "%d", lg);
+  }
+}
+
 static void standard(void) {
   for (size_t i = 0; i < N_SIZES; i++) {
     unsigned char *p = J(malloc)(sizes[i]);
@@ -398,6 +408,7 @@ static void a_thread_without_a_cache(void) {
 int main(void) {
   flags_and_sizes();
   what_cant_be();
+  alignments_that_cant_be();
   standard();
   xallocx_tells_the_truth(0);
   rallocx_keeps(0);

@@ -18,7 +18,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::sync::lock::{Guard, Mutex, RawLock};
 
 /// Largest request, pages: 4 TiB.
-const MOST_PAGES: usize = 1 << 30;
+pub(crate) const MOST_PAGES: usize = 1 << 30;
 /// The window grows by an eighth of its size, within these bounds, bytes.
 const CHUNK_BYTES: (usize, usize) = (2 << 20, 64 << 20);
 /// The tail of a shrunk block goes back at once from this size on, pages.
