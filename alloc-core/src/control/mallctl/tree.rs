@@ -392,6 +392,10 @@ fn opt(at: At<'_>) -> Got {
     Ok(if automatic { u64::from(explicit::auto_count()) } else { value })
 }
 
+/// What the counters of a thread are.
+const COUNTED: &str =
+    "Exact from when the thread first asks for one of its counters ([jemalloc.md](jemalloc.md)).";
+
 static THREAD: &[Child] = &[
     both(
         "arena",
@@ -400,10 +404,12 @@ static THREAD: &[Child] = &[
         |_, arena| Ok(thread::bind(id(arena)?)?),
     )
     .mapped("An automatic one means the arena of the CPU."),
-    read("allocated", U64, |_| Ok(thread::allocated())),
-    read("allocatedp", Pointer, |_| Ok(thread::allocated_place().expose_provenance() as u64)),
-    read("deallocated", U64, |_| Ok(thread::deallocated())),
-    read("deallocatedp", Pointer, |_| Ok(thread::deallocated_place().expose_provenance() as u64)),
+    read("allocated", U64, |_| Ok(thread::allocated())).mapped(COUNTED),
+    read("allocatedp", Pointer, |_| Ok(thread::allocated_place().expose_provenance() as u64))
+        .mapped(COUNTED),
+    read("deallocated", U64, |_| Ok(thread::deallocated())).mapped(COUNTED),
+    read("deallocatedp", Pointer, |_| Ok(thread::deallocated_place().expose_provenance() as u64))
+        .mapped(COUNTED),
     named(
         "tcache",
         &[
@@ -426,7 +432,8 @@ static THREAD: &[Child] = &[
     named(
         "peak",
         &[
-            read("read", U64, |_| Ok(thread::peak())),
+            read("read", U64, |_| Ok(thread::peak()))
+                .mapped("To the byte, above what it was at the last reset, or when the thread first asked for a counter."),
             run("reset", |_| {
                 thread::reset_peak();
                 Ok(())
@@ -441,7 +448,8 @@ static THREAD: &[Child] = &[
 ];
 
 static TCACHE: &[Child] = &[
-    leaf("create", Unsigned, Act::Create(|_| Ok(u64::from(tcaches::create()?)), false)),
+    leaf("create", Unsigned, Act::Create(|_| Ok(u64::from(tcaches::create()?)), false))
+        .mapped("It holds blocks of one arena: the first that it serves."),
     leaf("flush", Unsigned, Act::Write(|_, cache| Ok(tcaches::flush(id(cache)?)?))),
     leaf("destroy", Unsigned, Act::Write(|_, cache| Ok(tcaches::destroy(id(cache)?)?))),
 ];
@@ -576,7 +584,7 @@ static ARENAS: &[Child] = &[
             true,
         ),
     )
-    .mapped("Hooks can't be set (EPERM)."),
+    .mapped("At most 1024 at a time. Hooks can't be set (EPERM)."),
     leaf(
         "lookup",
         Unsigned,
