@@ -116,6 +116,11 @@ fn what_is_measured_is_what_the_kernel_says() {
 }
 
 #[test]
+fn forks_among_readers() {
+    must(&mut run(&linked("mallctl_fork.c", "mallctl_fork", &[])));
+}
+
+#[test]
 fn a_programs_own_variables() {
     for prefix in ["", "je_", "jemalloc_"] {
         let (conf, message) =

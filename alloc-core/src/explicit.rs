@@ -426,8 +426,10 @@ impl Explicit {
 /// Nobody uses a block of the arena any more, and none is in an explicit tcache.
 pub(crate) unsafe fn reset(index: u32) -> Result<(), Errno> {
     let arena = explicit(index)?;
+    // Before the lock, which a fork holds while it keeps the passage closed.
+    let _inside = arena.heap.passage.enter(0);
     let _gone = GONE.lock();
-    // SAFETY: as the caller promises.
+    // SAFETY: as the caller promises, from inside.
     unsafe { arena.reset() };
     arena.pages_changed();
     Ok(())
@@ -440,6 +442,8 @@ pub(crate) unsafe fn reset(index: u32) -> Result<(), Errno> {
 /// As for [`reset`].
 pub(crate) unsafe fn destroy(index: u32) -> Result<(), Errno> {
     let arena = explicit(index)?;
+    // Before the lock, as above.
+    let _inside = arena.heap.passage.enter(0);
     let mut gone = GONE.lock();
     let dead = arena.state.compare_exchange(LIVE, DEAD, AcqRel, Relaxed).is_ok();
     if !dead || front::apart::bound_to(index) > 0 {
@@ -448,7 +452,7 @@ pub(crate) unsafe fn destroy(index: u32) -> Result<(), Errno> {
         }
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: as the caller promises.
+    // SAFETY: as the caller promises, from inside.
     unsafe { arena.reset() };
     arena.heap.pages.trim();
     let mut classes = [ClassStats::default(); CLASSES + 2];

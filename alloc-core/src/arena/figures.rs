@@ -137,9 +137,8 @@ impl<O: Os> Heap<O> {
     ///
     /// # Safety
     /// Nobody uses one of them any more, nor calls for this heap meanwhile, and no batch of them is on its
-    /// way.
+    /// way. The caller is in the passage.
     pub(crate) unsafe fn reset(&self) {
-        let _inside = self.passage.enter(0);
         for index in 0..self.arena_count() {
             let arena = self.arena(index);
             let mut bins = arena.bins.lock();

@@ -226,7 +226,7 @@ pub(crate) static ROWS: &[Row] = &[
     row("utrace", Bool, 0, NotBuilt, Nothing("Linux has no utrace.")),
     row("xmalloc", Bool, 0, NotBuilt, Nothing("A failure is null and ENOMEM.")),
     row("zero", Bool, 0, NotBuilt, Nothing(FILL)),
-    row("zero_realloc", Words(REALLOC), 0, Yes, Nothing("`realloc(p, 0)` frees, as glibc's does.")),
+    row("zero_realloc", Words(REALLOC), 0, Yes, Same),
 ];
 
 /// Families that grow with each release of jemalloc.

@@ -197,9 +197,10 @@ pub(crate) fn flush(id: u32) -> Result<(), Errno> {
 
 /// `tcache.destroy`: the same, and the id may be used anew.
 pub(crate) fn destroy(id: u32) -> Result<(), Errno> {
-    let _change = CHANGE.lock();
     let used = Use::of(id).ok_or(Errno(libc::EFAULT))?;
+    // Not under the lock: a fork holds that while nobody may pass blocks on.
     used.flush();
+    let _change = CHANGE.lock();
     used.0.live.store(0, Release);
     Ok(())
 }
