@@ -1,11 +1,12 @@
 //! jemalloc's functions as C and C++ programs meet them: by their three names, through our headers and
 //! through jemalloc's own, and in the shape of TensorFlow's platform port.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use thermalloc_tests::{Library, compile, must, root};
+use thermalloc_tests::{Library, compile, must, root, text};
 
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
@@ -84,6 +85,28 @@ fn every_name_of_the_headers_is_there() {
     must(&mut linked("jemalloc_header.c"));
     must(&mut linked("jemalloc_header_cxx.cpp"));
     must(&mut linked("jemalloc_mangled.c"));
+}
+
+/// What a library exports.
+fn exported(library: &Path) -> BTreeSet<String> {
+    let nm = must(Command::new("nm").args(["-D", "--defined-only"]).arg(library));
+    let names = text(&nm.stdout);
+    names.lines().filter_map(|line| line.split_whitespace().nth(2)).map(str::to_owned).collect()
+}
+
+#[test]
+fn every_name_that_jemalloc_exports_is_there_thrice() {
+    let found = must(Command::new("gcc").arg("-print-file-name=libjemalloc.so"));
+    let jemalloc = exported(Path::new(text(&found.stdout).trim()));
+    let ours = exported(&library().shared);
+    assert!(jemalloc.contains("mallocx") && jemalloc.contains("_Znwm"));
+    // The hooks are for its own tests.
+    for name in jemalloc.iter().filter(|name| !name.starts_with("je_test_hooks_")) {
+        let cxx = name.starts_with("_Z");
+        for prefix in if cxx { &[""][..] } else { &["", "je_", "jemalloc_"][..] } {
+            assert!(ours.contains(&format!("{prefix}{name}")), "{prefix}{name}");
+        }
+    }
 }
 
 #[test]

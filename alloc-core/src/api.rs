@@ -174,7 +174,10 @@ fn free_uncached(p: *mut u8, code: u8) {
     } else if let Some(arena) = explicit::of(p.addr()) {
         note_freed(p);
         // SAFETY: as above.
-        unsafe { arena.free(p) };
+        if !unsafe { apart::free_to_arena(arena, arena.code_of(p), p) } {
+            // SAFETY: as above.
+            unsafe { arena.free(p) };
+        }
     } else if !p.is_null() {
         fatal("free of a pointer that is not a live block", p.addr());
     }

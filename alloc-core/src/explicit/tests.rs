@@ -244,6 +244,36 @@ fn a_bound_thread_gets_all_from_its_arena() {
 }
 
 #[test]
+fn a_bound_thread_has_a_cache_that_goes_with_it() {
+    let arena = Own::new();
+    let index = arena.0;
+    std::thread::spawn(move || {
+        thread::bind(index).unwrap();
+        let p = api::alloc(100);
+        free(p);
+        let q = api::alloc(100);
+        free(q);
+        assert_eq!(p, q, "last in, first out");
+        assert!(stats(Which::One(index)).unwrap().small.allocated >= 112);
+        thread::flush_cache();
+        let kept: Vec<_> = (0..10).map(|_| api::alloc(2000)).collect();
+        kept.into_iter().for_each(free);
+    })
+    .join()
+    .unwrap();
+    assert!(arena.allocated() > 0);
+    // The kernel may not have forgotten the thread yet.
+    for _ in 0..1000 {
+        crate::front::tend();
+        if arena.allocated() == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("the cache of a thread that has ended keeps {} bytes", arena.allocated());
+}
+
+#[test]
 fn a_thread_is_counted_to_the_byte() {
     std::thread::spawn(|| {
         free(api::alloc(100));

@@ -5,18 +5,18 @@
 //! Invariant: `cpu_index` is 0 outside of the allocator's calls while a bit of `apart` is set.
 use core::ptr::null_mut;
 use core::sync::atomic::{
-    AtomicU64,
+    AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
 use super::rseq::{self, Entry};
-use super::size_class::{SizeClass, class_bytes};
+use super::size_class::{CLASSES, SizeClass, class_bytes};
 use super::tls::{Tls, tls};
-use super::{CPU_CACHES, serve, thread_allocated};
+use super::{CPU_CACHES, serve, tcaches, thread_allocated};
 use crate::background;
 use crate::explicit::{self, Explicit};
 use crate::os::{Errno, linux};
-use crate::sync::lock::Mutex;
+use crate::sync::lock::{Mutex, RawLock};
 
 /// The thread's blocks are counted.
 pub(crate) const COUNTED: u8 = 1;
@@ -106,7 +106,10 @@ pub(super) unsafe fn free(tls: &Tls, class: SizeClass, block: *mut u8) -> bool {
 #[inline(never)]
 fn alloc_uncached(tls: &Tls, class: SizeClass) -> *mut u8 {
     let block = match arena_of(tls) {
-        Some(arena) => arena.alloc(class),
+        Some(arena) => {
+            let cached = own_cache(tls).and_then(|id| tcaches::alloc(id, Some(arena), class));
+            cached.unwrap_or_else(|| arena.alloc(class))
+        }
         None => serve(tls, class),
     };
     take_index(tls);
@@ -166,27 +169,89 @@ pub(crate) fn reset_peak() {
 /// Threads that can be bound to explicit arenas at a time.
 const MOST_BOUND: usize = 4096;
 
-/// The threads that are bound: the thread's id, and the arena's index and one more; 0: a free entry. A
-/// thread that ended is found by its id, which names none any more.
-static BINDINGS: [AtomicU64; MOST_BOUND] = [const { AtomicU64::new(0) }; MOST_BOUND];
-static BINDING: Mutex<()> = Mutex::new(());
-
-fn entry(thread: u32, index: u32) -> u64 {
-    u64::from(thread) << 32 | u64::from(index + 1)
+/// A place for a thread that is bound. The cache goes with the place.
+struct Binding {
+    /// The thread's id, and the arena's index and one more; 0: nobody's. A thread that ended is found by its
+    /// id, which names none any more.
+    thread: AtomicU64,
+    /// The id of the explicit cache that serves it, and one more; 0: none yet.
+    cache: AtomicU32,
 }
 
-#[allow(clippy::cast_possible_truncation, reason = "takes the word apart")]
-fn is_alive(entry: u64) -> bool {
-    entry != 0
-        && linux::tgkill(linux::getpid(), ((entry >> 32) as u32).cast_signed(), 0)
-            != Err(Errno(libc::ESRCH))
+static BINDINGS: [Binding; MOST_BOUND] =
+    [const { Binding { thread: AtomicU64::new(0), cache: AtomicU32::new(0) } }; MOST_BOUND];
+static LOCK: Mutex<()> = Mutex::new(());
+
+impl Binding {
+    fn is_alive(&self) -> bool {
+        let thread = self.thread.load(Acquire);
+        #[allow(clippy::cast_possible_truncation, reason = "takes the word apart")]
+        let id = ((thread >> 32) as u32).cast_signed();
+        thread != 0 && linux::tgkill(linux::getpid(), id, 0) != Err(Errno(libc::ESRCH))
+    }
+
+    fn set(&self, thread: u32, index: u32) {
+        self.thread.store(u64::from(thread) << 32 | u64::from(index + 1), Release);
+    }
+
+    fn cache(&self) -> Option<u32> {
+        self.cache.load(Relaxed).checked_sub(1)
+    }
+
+    fn flush(&self) {
+        if let Some(id) = self.cache() {
+            // Where it is in use by a signal's interrupted call, it stays.
+            let _ = tcaches::flush(id);
+        }
+    }
+}
+
+fn binding(tls: &Tls) -> Option<&'static Binding> {
+    BINDINGS.get((tls.binding.get() as usize).wrapping_sub(1))
+}
+
+/// The cache of a thread that is bound.
+fn own_cache(tls: &Tls) -> Option<u32> {
+    if tls.apart.get() & (BOUND | UNCACHED) != BOUND {
+        return None;
+    }
+    binding(tls)?.cache()
+}
+
+/// Takes a block of `arena` into the cache of the calling thread, if that is bound to the arena; false: it
+/// has to go elsewhere.
+///
+/// # Safety
+/// The block is live, of that class and arena, and its user gave it up.
+pub(crate) unsafe fn free_to_arena(arena: &'static Explicit, class: u8, block: *mut u8) -> bool {
+    let tls = tls();
+    let is_class = class != 0 && usize::from(class) <= CLASSES;
+    let own = is_class && arena_of(tls).is_some_and(|own| core::ptr::eq(own, arena));
+    // SAFETY: as the caller promises.
+    own && own_cache(tls).is_some_and(|id| unsafe { tcaches::free(id, Some(arena), class, block) })
+}
+
+/// Gives back what is in the cache that the calling thread has because it is bound.
+pub(super) fn flush() {
+    if let Some(binding) = binding(tls()) {
+        binding.flush();
+    }
+}
+
+/// Gives back what is in the caches of threads that were bound and have ended. For the background thread.
+pub(super) fn reap() {
+    for binding in &BINDINGS {
+        if binding.thread.load(Relaxed) != 0 && !binding.is_alive() {
+            binding.flush();
+        }
+    }
 }
 
 /// Threads that are bound to an arena.
 pub(crate) fn bound_to(index: u32) -> u32 {
-    let bound = |&e: &u64| e & 0xffff_ffff == u64::from(index + 1) && is_alive(e);
-    let n = BINDINGS.iter().map(|e| e.load(Acquire)).filter(bound).count();
-    u32::try_from(n).unwrap_or(u32::MAX)
+    let bound =
+        |b: &&Binding| b.thread.load(Acquire) & 0xffff_ffff == u64::from(index + 1) && b.is_alive();
+    u32::try_from(BINDINGS.iter().filter(bound).count()).unwrap_or(u32::MAX)
 }
 
 /// The index that the calling thread was bound to; `None`: it never was.
@@ -198,29 +263,51 @@ pub(crate) fn bound() -> Option<u32> {
 /// are bound.
 pub(crate) fn bind(index: u32, explicit: bool) -> Result<(), Errno> {
     let tls = tls();
-    let thread = linux::gettid().cast_unsigned();
-    if explicit || is_set(BOUND) {
-        let _binding = BINDING.lock();
-        let own = |e: &&AtomicU64| e.load(Relaxed) >> 32 == u64::from(thread);
-        let free = |e: &&AtomicU64| !is_alive(e.load(Relaxed));
-        let place = BINDINGS.iter().find(own).or_else(|| BINDINGS.iter().find(free));
-        let place = place.ok_or(Errno(libc::EAGAIN))?;
-        place.store(if explicit { entry(thread, index) } else { 0 }, Release);
+    flush();
+    if explicit {
+        let thread = linux::gettid().cast_unsigned();
+        let binding = match binding(tls) {
+            Some(binding) => binding,
+            None => take_binding(tls, thread)?,
+        };
+        binding.flush();
+        if binding.cache().is_none()
+            && let Ok(id) = tcaches::create()
+        {
+            binding.cache.store(id + 1, Relaxed);
+        }
+        binding.set(thread, index);
+    } else if let Some(binding) = binding(tls) {
+        tls.binding.set(0);
+        binding.thread.store(0, Release);
     }
     tls.bound.set(index + 1);
     set(BOUND, explicit);
     Ok(())
 }
 
+/// A place for the calling thread: nobody's, or a dead thread's.
+fn take_binding(tls: &Tls, thread: u32) -> Result<&'static Binding, Errno> {
+    let _lock = LOCK.lock();
+    let at = BINDINGS.iter().position(|b| !b.is_alive()).ok_or(Errno(libc::EAGAIN))?;
+    // No arena yet.
+    BINDINGS[at].thread.store(u64::from(thread) << 32, Release);
+    tls.binding.set(u32::try_from(at + 1).unwrap_or(0));
+    Ok(&BINDINGS[at])
+}
+
 /// In the child of a fork: its one thread has a new id, and the others are not there.
 pub(super) fn fork_child() {
-    BINDINGS.iter().filter(|e| e.load(Relaxed) != 0).for_each(|e| e.store(0, Relaxed));
-    if let Some(index) = bound().filter(|_| is_set(BOUND)) {
-        BINDINGS[0].store(entry(linux::gettid().cast_unsigned(), index), Release);
+    BINDINGS
+        .iter()
+        .filter(|b| b.thread.load(Relaxed) != 0)
+        .for_each(|b| b.thread.store(0, Relaxed));
+    if let (Some(binding), Some(index)) = (binding(tls()), bound()) {
+        binding.set(linux::gettid().cast_unsigned(), index);
     }
 }
 
-/// The lock of the bindings.
-pub(crate) fn lock() -> &'static crate::sync::lock::RawLock {
-    BINDING.raw()
+/// The lock under which threads get their places.
+pub(crate) fn lock() -> &'static RawLock {
+    LOCK.raw()
 }

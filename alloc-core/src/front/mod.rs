@@ -296,6 +296,7 @@ pub(crate) fn tend() -> usize {
     }
     CPU_CACHES.drain_idle(&Arenas);
     THREAD_CACHES.reap(&Arenas);
+    apart::reap();
     TENDING.fetch_add(1, AcqRel);
     cache_room_bytes() + batches
 }
@@ -329,6 +330,7 @@ pub(crate) fn drain_all() -> usize {
 
 /// Gives the blocks in the calling thread's own cache, if it has one, to the arenas; how many.
 pub(crate) fn flush_current() -> usize {
+    apart::flush();
     match server(tls()) {
         // SAFETY: the cache is this thread's, and `busy` keeps others off.
         Server::Thread(_busy, cache) => unsafe { THREAD_CACHES.flush(&Arenas, cache) },

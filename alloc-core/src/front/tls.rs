@@ -100,6 +100,8 @@ pub(crate) struct Tls {
     pub(crate) own_index: Cell<isize>,
     /// The arena that it asked for, and one more; 0: none.
     pub(crate) bound: Cell<u32>,
+    /// Its entry among the threads that are bound, and one more; 0: none.
+    pub(crate) binding: Cell<u32>,
     /// Usable bytes that it allocated and freed, kept while it is apart to be counted.
     pub(crate) allocated: Cell<u64>,
     pub(crate) deallocated: Cell<u64>,
