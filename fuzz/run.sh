@@ -14,7 +14,7 @@ cargo +nightly --version >/dev/null 2>&1 || need 'a nightly toolchain' 'rustup t
 cargo fuzz --version >/dev/null 2>&1 || need 'cargo-fuzz' 'cargo install cargo-fuzz --locked'
 [ $missing = 0 ] || exit 1
 
-for target in operations conf; do
+for target in operations conf malloc_conf; do
 	echo "== $target"
 	# AddressSanitizer watches the system allocator, which only the harness uses here.
 	cargo +nightly fuzz run --sanitizer none "$target" -- \

@@ -92,7 +92,7 @@ fn apply(setting: &Setting<'_>) {
 }
 
 fn reports() {
-    for format in [Format::Text, Format::Json, Format::MallocInfo] {
+    for format in [Format::Text, Format::Json, Format::MallocInfo, Format::Prometheus] {
         let mut written = Vec::new();
         report::write(format, &mut |bytes| written.extend_from_slice(bytes));
         let text = String::from_utf8(written).expect("a report is text");

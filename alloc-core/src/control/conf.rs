@@ -44,6 +44,7 @@ const LINKS: [&CStr; 3] =
 const VARIABLES: [&str; 4] =
     ["MALLOC_CONF", "JE_MALLOC_CONF", "JEMALLOC_MALLOC_CONF", "_RJEM_MALLOC_CONF"];
 const OWN_VARIABLE: &str = "THERMALLOC_CONF";
+const CONFIRM: &[u8] = b"confirm_conf";
 
 /// Where the texts are.
 pub(crate) trait Outside {
@@ -92,6 +93,23 @@ pub(crate) fn load(outside: &impl Outside, mut report: impl FnMut(&[u8])) -> Out
     })
 }
 
+/// Reads these two texts alone.
+pub(super) fn try_texts(
+    options: &Options,
+    shared: &[u8],
+    own: &[u8],
+    report: &mut dyn FnMut(&[u8]),
+) {
+    let from = |name, own| From { what: "environment variable ", name, own };
+    let confirm = last_truth(own, CONFIRM).or(last_truth(shared, CONFIRM)).unwrap_or(false);
+    for (from, text) in [(from("MALLOC_CONF", false), shared), (from(OWN_VARIABLE, true), own)] {
+        if read_text(options, from, text, confirm, report) == Outcome::Abort {
+            break;
+        }
+    }
+    options.jemalloc.keep_own(options);
+}
+
 pub(super) fn load_in(
     options: &Options,
     outside: &impl Outside,
@@ -99,7 +117,7 @@ pub(super) fn load_in(
 ) -> Outcome {
     let mut confirm = false;
     let _ = each_text(outside, &mut |_, text| {
-        if let Some(asked) = last_truth(text, b"confirm_conf") {
+        if let Some(asked) = last_truth(text, CONFIRM) {
             confirm = asked;
         }
         Outcome::Read
@@ -107,30 +125,40 @@ pub(super) fn load_in(
     if !outside.secure() {
         foreign(options, outside, confirm, &mut report);
     }
-    let outcome = each_text(outside, &mut |from, text| {
-        if confirm {
-            let mut line = Line::<MESSAGE_BYTES>::new();
-            line.str("thermalloc: ").str(from.what).str(from.name).str(": \"");
-            line.excerpt(text, MESSAGE_BYTES / 2).str("\"").end();
-            report(line.as_bytes());
-        }
-        let (mut first, mut count) = (None::<Fault<'_>>, 0);
-        apply(options, text, from.own, |event| match event {
-            Event::Fault(fault) => {
-                first.get_or_insert(fault);
-                count += 1;
-            }
-            Event::Set(name, value) if confirm => report(set_line(name, value).as_bytes()),
-            Event::Set(..) => {}
-        });
-        let strict = options.jemalloc.is_set("abort_conf");
-        if let Some(fault) = first.filter(|_| strict || confirm || from.own) {
-            report(message(options, fault, count).as_bytes());
-        }
-        if strict && count > 0 { Outcome::Abort } else { Outcome::Read }
-    });
+    let outcome =
+        each_text(outside, &mut |from, text| read_text(options, from, text, confirm, &mut report));
     options.jemalloc.keep_own(options);
     outcome
+}
+
+/// Reads one text; what is wrong in it is said where it is ours alone, or somebody asked.
+fn read_text(
+    options: &Options,
+    from: From,
+    text: &[u8],
+    confirm: bool,
+    report: &mut dyn FnMut(&[u8]),
+) -> Outcome {
+    if confirm {
+        let mut line = Line::<MESSAGE_BYTES>::new();
+        line.str("thermalloc: ").str(from.what).str(from.name).str(": \"");
+        line.excerpt(text, MESSAGE_BYTES / 2).str("\"").end();
+        report(line.as_bytes());
+    }
+    let (mut first, mut count) = (None::<Fault<'_>>, 0);
+    apply(options, text, from.own, |event| match event {
+        Event::Fault(fault) => {
+            first.get_or_insert(fault);
+            count += 1;
+        }
+        Event::Set(name, value) if confirm => report(set_line(name, value).as_bytes()),
+        Event::Set(..) => {}
+    });
+    let strict = options.jemalloc.is_set("abort_conf");
+    if let Some(fault) = first.filter(|_| strict || confirm || from.own) {
+        report(message(options, fault, count).as_bytes());
+    }
+    if strict && count > 0 { Outcome::Abort } else { Outcome::Read }
 }
 
 /// Which text it is.

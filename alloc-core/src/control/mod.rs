@@ -78,6 +78,20 @@ fn with_explicit(mut pages: Counts, mut usage: Usage) -> (Counts, Usage) {
     (pages, usage)
 }
 
+/// Reads options from two texts, those of `MALLOC_CONF` and `THERMALLOC_CONF`, into values of its own: `report`
+/// gets each line, `value` each option's. For tests.
+#[doc(hidden)]
+pub fn try_conf(
+    shared: &[u8],
+    own: &[u8],
+    report: &mut dyn FnMut(&[u8]),
+    value: &mut dyn FnMut(i64),
+) {
+    let options = options::Options::new();
+    conf::try_texts(&options, shared, own, report);
+    options::ROWS.iter().for_each(|row| value(row.get_in(&options)));
+}
+
 /// Resident bytes of everything that is mapped, as the kernel says.
 fn resident_measured() -> u64 {
     if !crate::process::ready() {

@@ -1,7 +1,8 @@
 //! The figures that the tree reads: those of one moment, until `epoch` is written.
 //!
-//! Invariant: a figure that was read stays the same until the epoch is advanced. Figures by class
-//! are looked up when they are first asked for, and kept for two arenas: all together, and the last one.
+//! Invariant: a figure that was read stays the same until the epoch is advanced. Figures by arena and
+//! by class take a walk over all extents; they are looked up when they are first asked for, and kept
+//! for two: all arenas together, and the last one.
 
 use super::super::stats::{self, Stats};
 use super::{Error, Got};
@@ -98,8 +99,6 @@ impl Figures {
     fn advance(&mut self) {
         self.epoch += 1;
         self.stats = stats::snapshot();
-        self.all.arena = explicit::stats(Which::All);
-        self.all.arena_epoch = self.epoch;
     }
 
     fn begin(&mut self) {
