@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn a_code_that_is_no_class_is_refused() {
         exercise();
-        for code in [0, 113, size_class::LARGE, 255] {
+        for code in [0, 114, size_class::LARGE, 255] {
             assert!(!free_one(code, core::ptr::dangling_mut()));
         }
     }
