@@ -9,19 +9,19 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A bounded queue of batches, for any number of producers and consumers.
-pub struct Pipe {
-    state: Mutex<State>,
+pub struct Pipe<T = Block> {
+    state: Mutex<State<T>>,
     ready: Condvar,
     batches: usize,
 }
 
-struct State {
-    full: VecDeque<Vec<Block>>,
-    empty: Vec<Vec<Block>>,
+struct State<T> {
+    full: VecDeque<Vec<T>>,
+    empty: Vec<Vec<T>>,
     producers: usize,
 }
 
-impl Pipe {
+impl<T> Pipe<T> {
     /// A pipe of `batches` batches with room for `batch` blocks each, for one producer.
     pub fn new(batches: usize, batch: usize) -> Self {
         Self::shared(batches, batch, 1)
@@ -35,7 +35,7 @@ impl Pipe {
     }
 
     /// An empty batch for the producer; waits while the consumer has them all.
-    pub fn batch(&self) -> Vec<Block> {
+    pub fn batch(&self) -> Vec<T> {
         let mut state = self.lock();
         if state.empty.is_empty() {
             let enough = self.batches.div_ceil(2);
@@ -45,7 +45,7 @@ impl Pipe {
     }
 
     /// Hands a batch to the consumer.
-    pub fn send(&self, batch: Vec<Block>) {
+    pub fn send(&self, batch: Vec<T>) {
         let mut state = self.lock();
         state.full.push_back(batch);
         if state.full.len() == self.batches.div_ceil(2) {
@@ -54,7 +54,7 @@ impl Pipe {
     }
 
     /// A full batch for the consumer, or `None` once the pipe is closed and drained.
-    pub fn receive(&self) -> Option<Vec<Block>> {
+    pub fn receive(&self) -> Option<Vec<T>> {
         let mut state = self.lock();
         if state.full.is_empty() {
             let enough = self.batches.div_ceil(2);
@@ -67,7 +67,7 @@ impl Pipe {
     }
 
     /// Gives a batch back to the producer.
-    pub fn recycle(&self, mut batch: Vec<Block>) {
+    pub fn recycle(&self, mut batch: Vec<T>) {
         batch.clear();
         let mut state = self.lock();
         state.empty.push(batch);
@@ -82,7 +82,7 @@ impl Pipe {
         self.ready.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().expect("no panics")
     }
 }
