@@ -14,7 +14,7 @@ import subprocess
 import programs
 import scenarios
 import verdict
-from common import ALLOCATORS, HERE, NEWEST, Results, bare, build, came_from, chosen, markdown, measured, medians, read, rounds, say, unique
+from common import ALLOCATORS, HERE, NEWEST, Results, bare, build, came_from, chosen, is_ours, markdown, measured, medians, read, rounds, say, unique
 
 # scenario: (arguments of --quick, the figure that counts)
 MEMORY_CASES = {
@@ -117,7 +117,7 @@ PROGRAMS = ["round", "program", "allocator", "exit", "wall", "user", "sys", "pea
 
 
 def real(a):
-    exes, allocators = build(), chosen(a, "glibc,jemalloc")
+    exes, allocators = build(), chosen(a, NEWEST)
     results = Results(a, PROGRAMS, allocators)
     for kind in programs.ALL:
         if a.only and kind.__name__ not in a.only.split(","):
@@ -137,28 +137,40 @@ def real(a):
     say("raw rows in", results.path)
 
 
-def programs_table(rows, a):
+def states(rows):
+    """allocator: same, or how many runs failed or gave another output than the first allocator's."""
+    names = unique(r["allocator"] for r in rows)
+    wanted = next((r["check"] for r in rows if r["allocator"] == names[0] and r.get("check")), None)
+    found = {}
+    for n in names:
+        runs = [r for r in rows if r["allocator"] == n]
+        failed = sum(bool(r.get("error")) for r in runs)
+        differ = sum(r.get("check") not in (wanted, "", None) for r in runs)
+        found[n] = f"{failed} failed" if failed else f"{differ} differ" if differ else "same"
+    return found
+
+
+def with_sums(rows):
     for row in rows:
         if row.get("wall") not in ("", None):
             row["cpu"], row["peak_mib"] = float(row["user"]) + float(row["sys"]), int(row["peak_kib"]) / 1024
-    names = unique(r["allocator"] for r in rows)
-    against = [n for n in ("glibc", "jemalloc") if n in names]
-    others = [n for n in names if n not in against]
+    return rows
+
+
+def programs_table(rows, a):
+    names = sorted(unique(r["allocator"] for r in rows), key=is_ours)
+    ours, peers = [n for n in names if is_ours(n)], [n for n in names if not is_ours(n)]
     table = []
-    for program in unique(r["program"] for r in rows):
+    for program in unique(r["program"] for r in with_sums(rows)):
         mine = [r for r in rows if r["program"] == program]
-        wanted = next((r["check"] for r in mine if r["allocator"] == names[0] and r.get("check")), None)
-        state = {}
-        for n in names:
-            runs = [r for r in mine if r["allocator"] == n]
-            failed, differ = (sum(map(bool, x)) for x in ([r.get("error") for r in runs], [r.get("check") not in (wanted, "", None) for r in runs]))
-            state[n] = f"{failed} failed" if failed else f"{differ} differ" if differ else "same"
+        odd = [f"{n} {s}" for n, s in states(mine).items() if s != "same"]
         for figure in ("wall", "cpu", "peak_mib"):
             m = medians(mine, lambda r: r["allocator"], figure)
-            ratios = [f"{m[o] / m[b]:.2f}" if m.get(o) and m.get(b) else "" for o in others for b in against]
-            table.append([program, figure, *(bare(m.get(n)) for n in names), *ratios, ", ".join(f"{n} {s}" for n, s in state.items() if s != "same") or "same"])
+            best = min((p for p in peers if m.get(p)), key=m.get, default=None)
+            ratios = [bare(m[o] / m[best]) if best and m.get(o) else "" for o in ours]
+            table.append([program, figure, *(bare(m.get(n)) for n in names), best or "", *ratios, ", ".join(odd) or "same"])
     print()
-    markdown(["program", "figure", *names, *(f"{o} / {b}" for o in others for b in against), "output"], table)
+    markdown(["program", "figure", *names, "best peer", *(f"{o} / best" for o in ours), "output"], table)
 
 
 def table(a):

@@ -16,6 +16,7 @@ def arguments(sub):
     s = sub.add_parser("verdict", help="the figures thermalloc has set itself, from the raw rows")
     s.add_argument("--scenarios", type=pathlib.Path, default=HERE / "results/scenarios.csv")
     s.add_argument("--primitives", type=pathlib.Path, default=HERE / "results/primitives.csv")
+    s.add_argument("--programs", type=pathlib.Path, default=HERE / "results/programs.csv")
     s.add_argument("--golden", type=pathlib.Path, default=HERE.parent / "tests/fast_path.golden")
     s.add_argument("--name", default="ours", help="the row that is judged")
     s.add_argument("--column", default="wall_ms", choices=["wall_ms", "cpu_ms"], help="the time of a scenario")
@@ -33,7 +34,7 @@ class Verdict:
 
 def run(a):
     v = Verdict()
-    for judge, path in ((of_scenarios, a.scenarios), (of_primitives, a.primitives), (of_golden, a.golden)):
+    for judge, path in ((of_scenarios, a.scenarios), (of_programs, a.programs), (of_primitives, a.primitives), (of_golden, a.golden)):
         if path.exists():
             judge(v, a, path)
         else:
@@ -78,6 +79,18 @@ def of_scenarios(v, a, path):
     both = few is not None and many is not None
     v.at_most("resident less live bytes and stacks, KiB for each thread from 2 to 64", (many - few) / 62 if both else None, KIB_A_THREAD,
               f"{bare(few / 1024)} to {bare(many / 1024)} MiB" if both else "")
+
+
+def of_programs(v, a, path):
+    rows = read(path)
+    m = medians([r for r in rows if not r.get("error")], lambda r: (r["program"], r["allocator"]), "wall")
+    peers = [n for n in unique(k[1] for k in m) if not is_ours(n)]
+    best = {p: m[p, a.name] / min(have) for p in unique(k[0] for k in m)
+            if (p, a.name) in m and (have := [m[p, n] for n in peers if (p, n) in m])}
+    v.at_most("real programs, time to the best peer, geometric mean", geomean(best.values()), 1.0, f"{len(best)} programs, against {', '.join(peers)}")
+    v.at_most("real programs, time to the best peer, worst", max(best.values(), default=None), 1.10, above(best, 1.10))
+    failed = unique(r["program"] for r in rows if r["allocator"] == a.name and r.get("error"))
+    v.at_most("real programs that failed", float(len(failed)), 0, ", ".join(failed))
 
 
 def of_primitives(v, a, path):
