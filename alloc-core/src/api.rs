@@ -10,8 +10,8 @@ use crate::extended;
 use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, TINY_MAX, class_bytes, class_of,
-    class_of_aligned, medium_class, tiny_class,
+    CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, SLAB_MAX, SizeClass, TINY_MAX, class_bytes,
+    class_of, class_of_aligned, medium_class, tiny_class,
 };
 use crate::front::{self, apart};
 use crate::process::{self, HEAP};
@@ -47,6 +47,9 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
 #[inline(never)]
 #[must_use]
 pub fn alloc_slow(size: usize) -> *mut u8 {
+    if size == HUGE_BYTES {
+        return cached(HUGE_CLASS, size);
+    }
     if size > CACHED_MAX {
         return alloc_large(size, 1, false);
     }
@@ -69,6 +72,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
         Some(class) => cached(class, size),
+        None if size == HUGE_BYTES && align <= HUGE_BYTES => cached(HUGE_CLASS, size),
         None => alloc_large(size, align, false),
     }
 }
@@ -229,11 +233,12 @@ unsafe fn resize(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
                 return q;
             }
         }
-    } else if aligned && new_size <= old_size && code != LARGE {
-        let class = class_of(new_size);
-        if class == code || class_bytes(class) * 2 > old_size {
-            return p;
-        }
+    } else if aligned
+        && new_size <= old_size
+        && code != LARGE
+        && (new_size * 2 > old_size || class_bytes(class_of(new_size)) * 2 > old_size)
+    {
+        return p;
     }
     let q = if align <= 16 { alloc(new_size) } else { alloc_aligned(new_size, align) };
     if !q.is_null() {

@@ -5,12 +5,12 @@ use super::Heap;
 use super::figures::ABOVE;
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::extent::{ExtentId, State};
-use crate::front::size_class::{CACHED_MAX, CLASSES, LARGE, SLAB_MAX, class_bytes, class_of};
+use crate::front::size_class::{
+    CACHED_MAX, CLASSES, HUGE_BYTES, LARGE, SLAB_MAX, class_bytes, class_of,
+};
 use crate::os::Os;
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// Size of a huge page (PMD), bytes.
-const HUGE: usize = 2 << 20;
 /// From here on zeroing looks first which pages are there at all.
 const LOOK_BYTES: usize = 1 << 20;
 /// Pages that one look covers.
@@ -37,7 +37,11 @@ impl<O: Os> Heap<O> {
 
     fn alloc_extent(&self, size: usize, align: usize) -> Option<crate::extent::heap::Taken> {
         let pages = self.pages.pages_for(size)?;
-        let align = if size != 0 && size.is_multiple_of(HUGE) { align.max(HUGE) } else { align };
+        let align = if size != 0 && size.is_multiple_of(HUGE_BYTES) {
+            align.max(HUGE_BYTES)
+        } else {
+            align
+        };
         let taken = self.pages.alloc(pages, align, State::Large, LARGE)?;
         self.pages.space.window.set_code(self.pages.space.extents.get(taken.id).start(), 1, LARGE);
         Some(taken)

@@ -12,8 +12,7 @@ use core::sync::atomic::{
 use super::rseq::{self, Entry};
 use super::size_class::{CLASSES, SizeClass, class_bytes};
 use super::tls::{Tls, tls};
-use super::{CPU_CACHES, serve, tcaches, thread_allocated};
-use crate::background;
+use super::{CPU_CACHES, tcaches, thread_allocated};
 use crate::explicit::{self, Explicit};
 use crate::os::{Errno, linux};
 use crate::sync::lock::{Mutex, RawLock};
@@ -77,15 +76,38 @@ fn as_usual<T>(tls: &Tls, none: T, section: impl FnOnce(*const Entry) -> T) -> T
     result
 }
 
-/// A block of `class` for a thread that is apart.
-pub(super) fn alloc(tls: &Tls, class: SizeClass) -> *mut u8 {
-    // SAFETY: the table has an entry for every CPU.
-    let cached = as_usual(tls, null_mut(), |table| unsafe { rseq::pop(table, class.into()) });
-    if cached.is_null() {
-        return alloc_uncached(tls, class);
+/// A block of `class` for a thread that is apart: from its arena, or as usual if it is only to be counted.
+/// `None`: it is served as others, off the fast path.
+#[cold]
+#[inline(never)]
+pub(super) fn alloc(tls: &Tls, class: SizeClass) -> Option<*mut u8> {
+    let block = match arena_of(tls) {
+        Some(arena) => {
+            let cached = own_cache(tls).and_then(|id| tcaches::alloc(id, Some(arena), class));
+            cached.unwrap_or_else(|| arena.alloc(class))
+        }
+        None => {
+            // SAFETY: the table has an entry for every CPU.
+            let pop = |table| unsafe { rseq::pop(table, class.into()) };
+            let block = as_usual(tls, null_mut(), pop);
+            if block.is_null() {
+                return None;
+            }
+            block
+        }
+    };
+    allocated(tls, class, block);
+    Some(block)
+}
+
+/// A thread that is apart got a block of `class`, or null.
+#[cold]
+#[inline(never)]
+pub(super) fn allocated(tls: &Tls, class: SizeClass, block: *mut u8) {
+    take_index(tls);
+    if !block.is_null() {
+        count(tls, class_bytes(class), 0);
     }
-    count(tls, class_bytes(class), 0);
-    cached
 }
 
 /// Frees a block of `class` as usual, for a thread that is apart only to be counted; false: it is not, or
@@ -93,6 +115,8 @@ pub(super) fn alloc(tls: &Tls, class: SizeClass) -> *mut u8 {
 ///
 /// # Safety
 /// As for [`super::free`].
+#[cold]
+#[inline(never)]
 pub(super) unsafe fn free(tls: &Tls, class: SizeClass, block: *mut u8) -> bool {
     // SAFETY: the table has an entry for every CPU; the caller owns the block.
     let done = as_usual(tls, false, |table| unsafe { rseq::push(table, class, block) });
@@ -100,24 +124,6 @@ pub(super) unsafe fn free(tls: &Tls, class: SizeClass, block: *mut u8) -> bool {
         count(tls, 0, class_bytes(class));
     }
     done
-}
-
-#[cold]
-#[inline(never)]
-fn alloc_uncached(tls: &Tls, class: SizeClass) -> *mut u8 {
-    let block = match arena_of(tls) {
-        Some(arena) => {
-            let cached = own_cache(tls).and_then(|id| tcaches::alloc(id, Some(arena), class));
-            cached.unwrap_or_else(|| arena.alloc(class))
-        }
-        None => serve(tls, class),
-    };
-    take_index(tls);
-    if !block.is_null() {
-        count(tls, class_bytes(class), 0);
-    }
-    background::notice();
-    block
 }
 
 /// A thread that is apart freed a block of `class`.

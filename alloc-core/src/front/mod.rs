@@ -143,6 +143,7 @@ impl Drop for Busy<'_> {
     }
 }
 
+#[inline(always)]
 fn server(tls: &Tls) -> Server<'_> {
     let arena = tls.arena.get() as usize;
     if tls.vfork.get() != 0 || (tls.mode.get() == Mode::Unset && !set_up(tls)) {
@@ -189,16 +190,12 @@ fn set_up(tls: &Tls) -> bool {
 #[inline(never)]
 fn refill(class: SizeClass) -> *mut u8 {
     let tls = tls();
-    if tls.apart.get() != 0 {
-        return apart::alloc(tls, class);
+    if tls.apart.get() != 0
+        && let Some(block) = apart::alloc(tls, class)
+    {
+        return block;
     }
-    let block = serve(tls, class);
-    background::notice();
-    block
-}
-
-fn serve(tls: &Tls, class: SizeClass) -> *mut u8 {
-    match server(tls) {
+    let block = match server(tls) {
         Server::Cpu(cpu) => match CPU_CACHES.open(&Layers, cpu) {
             Some(cache) => room::refill(&cache, &Layers, class),
             None => fetch_one(cpu, class),
@@ -213,7 +210,12 @@ fn serve(tls: &Tls, class: SizeClass) -> *mut u8 {
             }
             block[0]
         }
+    };
+    if tls.apart.get() != 0 {
+        apart::allocated(tls, class, block);
     }
+    background::notice();
+    block
 }
 
 /// A block past the caches; null also where there was no memory to start with.
@@ -445,7 +447,7 @@ mod tests {
     #[test]
     fn a_code_that_is_no_class_is_refused() {
         exercise();
-        for code in [0, 113, size_class::LARGE, 255] {
+        for code in [0, 114, size_class::LARGE, 255] {
             assert!(!free_one(code, core::ptr::dangling_mut()));
         }
     }

@@ -247,6 +247,7 @@ impl ThreadCaches {
     ///
     /// # Safety
     /// `cache` is the calling thread's and not in use further up its stack.
+    #[inline(always)]
     pub(crate) unsafe fn alloc(
         &self,
         backend: &impl Backend,
@@ -266,6 +267,7 @@ impl ThreadCaches {
     ///
     /// # Safety
     /// As [`ThreadCaches::alloc`]; the block is the caller's.
+    #[inline(always)]
     pub(crate) unsafe fn free(
         &self,
         backend: &impl Backend,

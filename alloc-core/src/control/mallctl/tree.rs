@@ -571,7 +571,9 @@ static ARENAS: &[Child] = &[
         "lextent",
         Domain::Lextent,
         &[read("size", Size, |at| size(figures::class_size(SLAB_CLASSES + 1 + word(at, 2))))
-            .mapped("The last stands for all sizes above 1 MiB, which are whole pages.")],
+            .mapped(
+                "The last stands for all sizes above 1 MiB but 2 MiB itself; they are whole pages.",
+            )],
     ),
     leaf(
         "create",
