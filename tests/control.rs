@@ -141,6 +141,35 @@ fn a_programs_own_variables() {
     }
 }
 
+/// The link's name, seen in a mount namespace with an `/etc` of its own.
+#[test]
+fn the_name_behind_etc_malloc_conf() {
+    let private = |script: &str, etc: &Path| {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-ec", script, "sh"]);
+        command.arg(etc);
+        command
+    };
+    let etc = scratch("etc");
+    let _ = std::fs::remove_dir_all(&etc);
+    std::fs::create_dir(&etc).expect("a folder");
+    if !private("mount --bind \"$1\" /etc", &etc).output().is_ok_and(|run| run.status.success()) {
+        skipped("no mount namespace is to be had");
+        return;
+    }
+    symlink("dirty_decay_ms:11,stats_print:true,stats_print_opts:J", etc.join("malloc.conf"))
+        .expect("a link");
+    let program = linked("one_block.c", "one_block_linked", &["-static"]);
+    let run = output(
+        private("mount --bind \"$1\" /etc; exec \"$PROGRAM\"", &etc)
+            .env("PROGRAM", program)
+            .env_remove("MALLOC_CONF")
+            .env_remove("THERMALLOC_CONF"),
+    );
+    let report = text(&run.stderr);
+    assert!(report.contains("\"dirty_decay_ms\":11,"), "{report}");
+}
+
 /// A folder with the library under the name that a linked program asks for, and under jemalloc's.
 fn soname() -> PathBuf {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();

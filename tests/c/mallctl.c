@@ -644,6 +644,7 @@ static void explicit_arenas(void) {
   CHECK(get_size(of(a, "large.allocated")) >= 3 << 20);
   CHECK(get_size(of(a, "small.allocated")) >= 100);
   CHECK(get_size(of(a, "pactive")) * 4096 >= 3 << 20);
+  sums();
 
   /* Its own decay times; those of the others stay. */
   ssize_t ms = 123, old = 0, all = (ssize_t)get_size("arenas.dirty_decay_ms");
@@ -830,7 +831,7 @@ static void zero_reallocs(void) {
 }
 
 static size_t written;
-static char report[1 << 20];
+static char report[16 << 20];
 static void collect(void *opaque, const char *piece) {
   CHECK(opaque == &written);
   size_t len = strlen(piece);

@@ -26,6 +26,7 @@ macro_rules! weak {
         address
     }};
 }
+#[cfg(not(loom))]
 pub(crate) use weak;
 
 const AT_RSEQ_FEATURE_SIZE: u64 = 27;
