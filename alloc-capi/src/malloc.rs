@@ -107,7 +107,17 @@ fn allocate_aligned(out: &mut *mut c_void, align: usize, size: usize) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn malloc(size: usize) -> *mut c_void {
-    let p = api::alloc_fast(size);
+    if !api::is_tiny(size) {
+        return malloc_medium(size);
+    }
+    let p = api::alloc_tiny(size);
+    if p.is_null() { malloc_slow(size) } else { p.cast() }
+}
+
+// Not inlined: the tiny sizes' path is then one straight line.
+#[inline(never)]
+extern "C" fn malloc_medium(size: usize) -> *mut c_void {
+    let p = api::alloc_medium(size);
     if p.is_null() { malloc_slow(size) } else { p.cast() }
 }
 

@@ -12,7 +12,7 @@ use crate::new_failed::{aligned, new_failed, new_failed_nothrow};
 /// `std::nothrow_t const &`.
 type NoThrow = *const u8;
 
-/// What [`api::alloc_fast`] did not do. A function of its own, so that the operators are leaves.
+/// What the fast path did not do. A function of its own, so that the operators are leaves.
 #[cold]
 #[inline(never)]
 extern "C" fn new_slow(size: usize) -> *mut u8 {
@@ -23,12 +23,22 @@ extern "C" fn new_slow(size: usize) -> *mut u8 {
     p
 }
 
+// Not inlined: the tiny sizes' path is then one straight line.
+#[inline(never)]
+extern "C" fn new_medium(size: usize) -> *mut u8 {
+    let p = api::alloc_medium(size);
+    if p.is_null() { new_slow(size) } else { p }
+}
+
 macro_rules! operators_new {
     ($new:ident $new_symbol:literal, $nothrow:ident $nothrow_symbol:literal,
      $aligned:ident $aligned_symbol:literal, $aligned_nothrow:ident $aligned_nothrow_symbol:literal) => {
         #[unsafe(export_name = $new_symbol)]
         extern "C" fn $new(size: usize) -> *mut u8 {
-            let p = api::alloc_fast(size);
+            if !api::is_tiny(size) {
+                return new_medium(size);
+            }
+            let p = api::alloc_tiny(size);
             if p.is_null() { new_slow(size) } else { p }
         }
 

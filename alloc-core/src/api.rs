@@ -23,25 +23,35 @@ pub(crate) const MOST_BYTES: usize = isize::MAX as usize;
 #[inline(always)]
 #[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
-    let p = alloc_fast(size);
+    let p = if is_tiny(size) { alloc_tiny(size) } else { alloc_medium(size) };
     if p.is_null() { alloc_slow(size) } else { p }
 }
 
-/// The fast path of [`alloc`] alone. Null: go on to [`alloc_slow`].
+/// Whether a block of `size` bytes comes from [`alloc_tiny`].
 #[doc(hidden)]
 #[inline(always)]
 #[must_use]
-pub fn alloc_fast(size: usize) -> *mut u8 {
-    if size <= TINY_MAX {
-        front::alloc(tiny_class(size), size)
-    } else if size <= CACHED_MAX {
-        front::alloc(medium_class(size), size)
-    } else {
-        null_mut()
-    }
+pub fn is_tiny(size: usize) -> bool {
+    size <= TINY_MAX
 }
 
-/// The rest of [`alloc`], where [`alloc_fast`] gave null.
+/// The fast path of [`alloc`] for tiny sizes. Null: go on to [`alloc_slow`].
+#[doc(hidden)]
+#[inline(always)]
+#[must_use]
+pub fn alloc_tiny(size: usize) -> *mut u8 {
+    front::alloc(tiny_class(size), size)
+}
+
+/// The fast path of [`alloc`] for all other sizes. Null: go on to [`alloc_slow`].
+#[doc(hidden)]
+#[inline(always)]
+#[must_use]
+pub fn alloc_medium(size: usize) -> *mut u8 {
+    if size <= CACHED_MAX { front::alloc(medium_class(size), size) } else { null_mut() }
+}
+
+/// The rest of [`alloc`], where the fast path gave null.
 #[doc(hidden)]
 #[cold]
 #[inline(never)]
@@ -145,10 +155,11 @@ pub(crate) fn note_freed(p: *mut u8) {
 /// ends the process where that can be seen.
 #[inline(always)]
 pub unsafe fn free(p: *mut u8) {
-    let code = HEAP.pages.space.window.code_of(p.addr());
+    let window = &HEAP.pages.space.window;
+    let Some(page) = window.page_in(p.addr()) else { return free_uncached(p) };
     // SAFETY: the code is that of the block's page, and the caller gave the block up.
-    if !unsafe { front::free(code, p) } {
-        free_uncached(p, code);
+    if !unsafe { front::free(window.codes(), page, p) } {
+        free_uncached(p);
     }
 }
 
@@ -165,7 +176,8 @@ pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
 
 #[cold]
 #[inline(never)]
-fn free_uncached(p: *mut u8, code: u8) {
+fn free_uncached(p: *mut u8) {
+    let code = HEAP.pages.space.window.code_of(p.addr());
     // SAFETY: the caller of `free` gave the block up.
     if unsafe { front::free_slow(code, p) } {
         return;

@@ -151,12 +151,22 @@ impl Window {
     /// The class map's code for `address`; 0 outside the window.
     #[inline(always)]
     pub(crate) fn code_of(&self, address: usize) -> u8 {
-        let offset = address.wrapping_sub(self.base.load(Ordering::Relaxed));
-        if offset >= self.limit_bytes.load(Ordering::Relaxed) {
-            return 0;
-        }
         // SAFETY: the class map is mapped for every page below the limit.
-        unsafe { &*self.class_map.at(offset >> LG_PAGE) }.load(Ordering::Relaxed)
+        let code = |page| unsafe { &*self.class_map.at(page) }.load(Ordering::Relaxed);
+        self.page_in(address).map_or(0, code)
+    }
+
+    /// The page of `address`, as an index of [`Self::codes`]; `None` outside the window.
+    #[inline(always)]
+    pub(crate) fn page_in(&self, address: usize) -> Option<usize> {
+        let offset = address.wrapping_sub(self.base.load(Ordering::Relaxed));
+        (offset < self.limit_bytes.load(Ordering::Relaxed)).then_some(offset >> LG_PAGE)
+    }
+
+    /// The class map: a code for each page of the window.
+    #[inline(always)]
+    pub(crate) fn codes(&self) -> *const AtomicU8 {
+        self.class_map.at(0)
     }
 
     /// Pages grown so far.

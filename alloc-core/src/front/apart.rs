@@ -119,7 +119,7 @@ pub(super) fn allocated(tls: &Tls, class: SizeClass, block: *mut u8) {
 #[inline(never)]
 pub(super) unsafe fn free(tls: &Tls, class: SizeClass, block: *mut u8) -> bool {
     // SAFETY: the table has an entry for every CPU; the caller owns the block.
-    let done = as_usual(tls, false, |table| unsafe { rseq::push(table, class, block) });
+    let done = as_usual(tls, false, |table| unsafe { rseq::push_code(table, class, block) });
     if done {
         count(tls, 0, class_bytes(class));
     }

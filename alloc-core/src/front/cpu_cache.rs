@@ -416,7 +416,7 @@ mod tests {
 
     fn free(caches: &CpuCaches, tokens: &Tokens, class: SizeClass, block: *mut u8) {
         // SAFETY: the table has an entry for every CPU.
-        if !unsafe { rseq::push(caches.table(), class, block) } {
+        if !unsafe { rseq::push_code(caches.table(), class, block) } {
             overflow(caches, tokens, rseq::cpu().unwrap(), class, block);
         }
     }
@@ -434,7 +434,9 @@ mod tests {
         assert_eq!(rseq::cpu(), None);
         for code in 0..=255 {
             // SAFETY: the table has an entry for every CPU.
-            assert!(!unsafe { rseq::push(caches.table(), code, ptr::without_provenance_mut(1)) });
+            assert!(!unsafe {
+                rseq::push_code(caches.table(), code, ptr::without_provenance_mut(1))
+            });
         }
         let mut out = [null_mut(); 4];
         for class in classes() {
@@ -457,7 +459,9 @@ mod tests {
         for code in (CLASSES + 1..256).chain([0]) {
             let code = u8::try_from(code).unwrap();
             // SAFETY: the table has an entry for every CPU.
-            assert!(!unsafe { rseq::push(caches.table(), code, ptr::without_provenance_mut(1)) });
+            assert!(!unsafe {
+                rseq::push_code(caches.table(), code, ptr::without_provenance_mut(1))
+            });
         }
     }
 
@@ -649,7 +653,7 @@ mod tests {
         torture.tokens.got(block);
         torture.tokens.gives(block);
         // SAFETY: as above.
-        if !unsafe { rseq::push(torture.caches.table(), 2, block) } {
+        if !unsafe { rseq::push_code(torture.caches.table(), 2, block) } {
             let free = |slot: &&AtomicPtr<u8>| {
                 slot.compare_exchange(null_mut(), block, SeqCst, SeqCst).is_ok()
             };

@@ -17,7 +17,7 @@ mod tls;
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, compiler_fence};
+use core::sync::atomic::{AtomicU8, AtomicU32, compiler_fence};
 
 use self::cpu_cache::CpuCaches;
 use self::room::Backend;
@@ -79,6 +79,12 @@ pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
 
 /// Allocates a block of `class` where [`alloc`] gave none, but counted it. Null: out of memory.
 pub(crate) fn alloc_slow(class: SizeClass) -> *mut u8 {
+    if let Some((_busy, cache)) = own_cache(tls()) {
+        let block = cache.pop(class);
+        if !block.is_null() {
+            return block;
+        }
+    }
     if tls().bytes_until_event.get() < 0 {
         event();
         // SAFETY: the table has an entry for every CPU.
@@ -90,16 +96,16 @@ pub(crate) fn alloc_slow(class: SizeClass) -> *mut u8 {
     refill(class)
 }
 
-/// Frees a block whose class-map code is `code`. False, and nothing done: the caller goes on to
-/// [`free_slow`], from a cold function of its own, so that this one stays short.
+/// Frees a block whose class-map code is byte `page` of `codes`. False, and nothing done: the caller goes on
+/// to [`free_slow`], from a cold function of its own, so that this one stays short.
 ///
 /// # Safety
 /// The block is live, its pages have this code, and the caller gives it away.
 #[inline(always)]
 #[must_use]
-pub(crate) unsafe fn free(code: u8, block: *mut u8) -> bool {
+pub(crate) unsafe fn free(codes: *const AtomicU8, page: usize, block: *mut u8) -> bool {
     // SAFETY: the table has an entry for every CPU; the caller owns the block.
-    unsafe { rseq::push(CPU_CACHES.table(), code, block) }
+    unsafe { rseq::push(CPU_CACHES.table(), codes, page, block) }
 }
 
 /// Counts `bytes` that were allocated past the caches, by this thread.
@@ -113,6 +119,20 @@ pub(crate) fn count_allocated(bytes: usize) {
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
 pub(crate) fn classes() -> impl Iterator<Item = SizeClass> {
     1..=CLASSES as SizeClass
+}
+
+/// The cache of a thread that has one of its own and may use it now, with nothing else to be done.
+#[inline(always)]
+fn own_cache(tls: &Tls) -> Option<(Busy<'_>, &ThreadCache)> {
+    let plain = tls.mode.get() == Mode::Thread
+        && tls.busy.get() | tls.vfork.get() | tls.apart.get() == 0
+        && tls.bytes_until_event.get() >= 0;
+    if !plain {
+        return None;
+    }
+    // SAFETY: null, or a cache, which lives for good.
+    let cache = unsafe { tls.thread_cache.get().as_ref() }?;
+    Some((Busy::new(tls), cache))
 }
 
 /// What serves a thread now.
@@ -239,6 +259,11 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
         return false;
     }
     let tls = tls();
+    if let Some((_busy, cache)) = own_cache(tls)
+        && cache.push(code, block)
+    {
+        return true;
+    }
     // SAFETY: as the caller promises.
     if tls.apart.get() != 0 && unsafe { apart::free(tls, code, block) } {
         return true;
@@ -412,7 +437,7 @@ mod tests {
 
     fn free_one(code: u8, block: *mut u8) -> bool {
         // SAFETY: the tests' own blocks; one whose code is no class is left alone.
-        let done = unsafe { free(code, block) };
+        let done = unsafe { rseq::push_code(CPU_CACHES.table(), code, block) };
         // SAFETY: as above.
         done || unsafe { free_slow(code, block) }
     }

@@ -10,7 +10,7 @@
 
 use core::arch::asm;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use super::size_class::SizeClass;
 use super::tls::{self, RseqArea, Tls};
@@ -276,18 +276,24 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
     block
 }
 
-/// Pushes a block with class-map code `code` on the current CPU's region; false where that has no
-/// room for it, as for every code that is no class.
+/// Pushes a block whose class-map code is byte `page` of `codes` on the current CPU's region; false
+/// where that has no room for it, as for every code that is no class.
 ///
 /// # Safety
-/// As [`pop`]; `block` is not null and belongs to the caller.
+/// As [`pop`]; `page` is within `codes`; `block` is not null and belongs to the caller.
 #[inline(always)]
-pub(crate) unsafe fn push(table: *const Entry, code: u8, block: *mut u8) -> bool {
+pub(crate) unsafe fn push(
+    table: *const Entry,
+    codes: *const AtomicU8,
+    page: usize,
+    block: *mut u8,
+) -> bool {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: as `pop`; a slot below `end` and not below `cur` is free.
     unsafe {
         section!(
             [
+                "movzx {class:e}, byte ptr [{codes} + {page}]",
                 "movzx {a:e}, word ptr [{t} + {class}*4]",
                 "cmp {a:x}, word ptr [{t} + {class}*4 + 2]",
                 "jae {full}",
@@ -297,8 +303,10 @@ pub(crate) unsafe fn push(table: *const Entry, code: u8, block: *mut u8) -> bool
                 "5:",
             ],
             table,
-            class = in(reg) code as usize,
+            codes = in(reg) codes,
+            page = in(reg) page,
             block = in(reg) block,
+            class = out(reg) _,
             a = out(reg) _,
             t = out(reg) _,
             full = label { return false },
@@ -309,7 +317,8 @@ pub(crate) unsafe fn push(table: *const Entry, code: u8, block: *mut u8) -> bool
     unsafe {
         section!(
             [
-                "add {s}, {t}, {class}, lsl #2",
+                "ldrb {s:w}, [{codes}, {page}]",
+                "add {s}, {t}, {s}, lsl #2",
                 "ldrh {a:w}, [{s}]",
                 "ldrh {n:w}, [{s}, #2]",
                 "cmp {a:w}, {n:w}",
@@ -320,7 +329,8 @@ pub(crate) unsafe fn push(table: *const Entry, code: u8, block: *mut u8) -> bool
                 "5:",
             ],
             table,
-            class = in(reg) code as usize,
+            codes = in(reg) codes,
+            page = in(reg) page,
             block = in(reg) block,
             a = out(reg) _,
             t = out(reg) _,
@@ -330,6 +340,16 @@ pub(crate) unsafe fn push(table: *const Entry, code: u8, block: *mut u8) -> bool
         );
     }
     true
+}
+
+/// As [`push`], with the code itself.
+///
+/// # Safety
+/// As [`push`].
+pub(super) unsafe fn push_code(table: *const Entry, code: u8, block: *mut u8) -> bool {
+    let code = AtomicU8::new(code);
+    // SAFETY: as the caller promises; one code is there.
+    unsafe { push(table, &raw const code, 0, block) }
 }
 
 /// Replaces the header of `class`, if it is `old` and `region` is the current CPU's.
@@ -752,8 +772,8 @@ pub(crate) fn register_for_test() -> usize {
     region.set_header(200, Header { cur: 64, end: 65 });
     let block = core::ptr::without_provenance_mut(16);
     // SAFETY: the table has an entry for every CPU; word 64 of the region is unused.
-    let pushed =
-        unsafe { push(table.as_ptr(), 200, block) } && !unsafe { push(table.as_ptr(), 200, block) };
+    let pushed = unsafe { push_code(table.as_ptr(), 200, block) }
+        && !unsafe { push_code(table.as_ptr(), 200, block) };
     // SAFETY: as above.
     good + usize::from(pushed && unsafe { pop(table.as_ptr(), 200) } == block)
 }

@@ -55,7 +55,9 @@ impl ThreadCache {
         self.account.set(core::iter::empty());
     }
 
-    fn pop(&self, class: SizeClass) -> *mut u8 {
+    /// For its owner. Null: it has none.
+    #[inline(always)]
+    pub(crate) fn pop(&self, class: SizeClass) -> *mut u8 {
         let Header { cur, end } = self.region.header(class);
         if cur == LAYOUT.first(class) {
             return null_mut();
@@ -65,7 +67,9 @@ impl ThreadCache {
         unsafe { self.region.slot(cur - 1).read() }
     }
 
-    fn push(&self, class: SizeClass, block: *mut u8) -> bool {
+    /// For its owner. False: there is no room.
+    #[inline(always)]
+    pub(crate) fn push(&self, class: SizeClass, block: *mut u8) -> bool {
         let Header { cur, end } = self.region.header(class);
         if cur == end {
             return false;
