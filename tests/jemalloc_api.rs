@@ -120,6 +120,12 @@ fn forks_among_arenas() {
 }
 
 #[test]
+fn an_idle_arena_gives_its_pages_back() {
+    let options = "hot_window_ms:200,dirty_decay_ms:300";
+    must(linked("arena_idle.c").env("THERMALLOC_CONF", options));
+}
+
+#[test]
 fn threads_among_arenas() {
     must(&mut linked("arena_stress.c"));
     must(linked("arena_stress.c").env("GLIBC_TUNABLES", "glibc.pthread.rseq=0"));

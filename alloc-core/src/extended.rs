@@ -10,7 +10,7 @@ use crate::explicit::{self, Explicit};
 use crate::extent::heap::MOST_PAGES;
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::front::size_class::{
-    CLASSES, SLAB_CLASSES, SLAB_MAX, SizeClass, class_bytes, class_of_aligned,
+    CACHED_MAX, CLASSES, LARGE, SLAB_CLASSES, SLAB_MAX, SizeClass, class_bytes, class_of_aligned,
 };
 use crate::front::{self, apart, tcaches};
 use crate::process::{self, HEAP};
@@ -272,9 +272,25 @@ pub(crate) unsafe fn move_or_fit(
     if stays(p, old, size, &request) {
         return p;
     }
+    let is_aligned = p.addr().is_multiple_of(align);
+    // A long one's pages are moved, and nothing is copied.
+    if is_aligned
+        && size > CACHED_MAX
+        && arena.code_of(p) == LARGE
+        && let Some(q) = arena.heap.resize_large(p, size, align)
+    {
+        if apart::is_set(apart::COUNTED) {
+            apart::note(arena.usable_size(q), old);
+        }
+        return q;
+    }
     let q = alloc_from(Source::Explicit(arena), size, &request);
+    if q.is_null() && is_aligned && size <= old {
+        // No memory for a smaller block: this one does.
+        return p;
+    }
     // SAFETY: both are live, and the caller gave the old one up.
-    unsafe { replace(p, arena.usable_size(p), q, size, &request) };
+    unsafe { replace(p, old, q, size, &request) };
     q
 }
 

@@ -47,6 +47,10 @@ impl Backend for Layers {
     fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
         HEAP.pass_on(arena, class, blocks);
     }
+
+    fn take_home(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+        HEAP.put_back(arena, class, blocks);
+    }
 }
 
 /// The arenas alone, for what is cold.
