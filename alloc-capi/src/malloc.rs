@@ -93,6 +93,7 @@ fn whole_pages(size: usize) -> *mut c_void {
     }
 }
 
+#[inline(always)]
 fn allocate_aligned(out: &mut *mut c_void, align: usize, size: usize) -> c_int {
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return EINVAL;
