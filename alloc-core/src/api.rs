@@ -9,10 +9,11 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front;
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, LARGE, SLAB_MAX, SizeClass, TINY_MAX, class_bytes, class_of,
+    CACHED_MAX, CLASSES, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX, class_bytes, class_of,
     class_of_aligned, medium_class, tiny_class,
 };
 use crate::process::{self, HEAP};
+use crate::prof;
 
 /// Largest block, bytes: pointers into one block must have a difference that fits `isize`.
 const MOST_BYTES: usize = isize::MAX as usize;
@@ -48,7 +49,7 @@ pub fn alloc_slow(size: usize) -> *mut u8 {
     if size > CACHED_MAX {
         return alloc_large(size, 1, false);
     }
-    front::alloc_slow(class_of(size))
+    front::alloc_slow(class_of(size), size)
 }
 
 /// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
@@ -84,13 +85,13 @@ pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
 #[inline(always)]
 fn cached(class: SizeClass, size: usize) -> *mut u8 {
     let p = front::alloc(usize::from(class), size);
-    if p.is_null() { cached_slow(class) } else { p }
+    if p.is_null() { cached_slow(class, size) } else { p }
 }
 
 #[cold]
 #[inline(never)]
-fn cached_slow(class: SizeClass) -> *mut u8 {
-    front::alloc_slow(class)
+fn cached_slow(class: SizeClass, size: usize) -> *mut u8 {
+    front::alloc_slow(class, size)
 }
 
 fn zeroed(p: *mut u8, size: usize) -> *mut u8 {
@@ -106,8 +107,9 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
     if size > MOST_BYTES || !process::ready() {
         return null_mut();
     }
-    front::count_allocated(size);
+    let due = front::count_allocated(size);
     let p = HEAP.alloc_large(size, align, zero);
+    prof::note_large(p, size, due);
     process::pages_changed();
     p
 }
@@ -145,8 +147,16 @@ fn free_uncached(p: *mut u8, code: u8) {
         return;
     }
     if code == LARGE {
+        if prof::ever() {
+            prof::freed(HEAP.record_at(p));
+        }
         // SAFETY: the caller of `free` gave the block up.
         unsafe { HEAP.free_large(p) };
+        process::pages_changed();
+    } else if code == RECORDED {
+        prof::freed(HEAP.record_at(p));
+        // SAFETY: as above.
+        unsafe { HEAP.free_recorded(p) };
         process::pages_changed();
     } else if !p.is_null() {
         fatal("free of a pointer that is not a live block", p.addr());
@@ -177,7 +187,12 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
             return null_mut();
         }
         // A small remainder moves to a slab, but the tail goes back as that of a large one.
+        let record = if prof::ever() { HEAP.record_at(p) } else { 0 };
         if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
+            if record != 0 {
+                HEAP.set_record(q, record);
+                prof::resized(record, q, new_size, HEAP.large_bytes(q));
+            }
             process::pages_changed();
             if new_size >= SLAB_MAX {
                 return q;
@@ -185,7 +200,11 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
         }
     } else if aligned && new_size <= old_size && code != LARGE {
         let class = class_of(new_size);
-        if class == code || class_bytes(class) * 2 > old_size {
+        let same = code == RECORDED && class == HEAP.recorded_class(p);
+        if class == code || same || class_bytes(class) * 2 > old_size {
+            if code == RECORDED {
+                prof::resized(HEAP.record_at(p), p, new_size, old_size);
+            }
             return p;
         }
     }
@@ -217,6 +236,7 @@ pub unsafe fn usable_size(p: *const u8) -> usize {
 fn block_bytes(code: u8, p: *mut u8) -> usize {
     match code {
         LARGE => HEAP.large_bytes(p),
+        RECORDED => class_bytes(HEAP.recorded_class(p)),
         _ if (1..=CLASSES).contains(&usize::from(code)) => class_bytes(code),
         _ => fatal("use of a pointer that is not a live block", p.addr()),
     }

@@ -15,6 +15,7 @@ use crate::os::linux::{self, Linux};
 use crate::os::{Errno, Os, ids};
 use crate::policy::thp::{self, Thp};
 use crate::process::HEAP;
+use crate::prof;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::trace_file;
 
@@ -71,7 +72,7 @@ fn wake() {
 #[cold]
 fn without_thread() {
     let large = u64::from(HEAP.pages.space.window.pages()) >= LARGE_PAGES;
-    if HEAP.pages.dirty_hint() < WORTH_PAGES && !large && !trace::on() {
+    if HEAP.pages.dirty_hint() < WORTH_PAGES && !large && !trace::on() && !prof::wants_thread() {
         return;
     }
     if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
@@ -95,6 +96,7 @@ fn without_thread() {
             HEAP.pages.relieve(crate::process::pressure());
         }
         trace_file::write_out();
+        prof::tend();
     }
 }
 
@@ -145,7 +147,8 @@ extern "C" fn run(_: *mut u8) {
             huge_ms = now + huge_rest.unwrap_or(0).min(CACHES_MS);
         }
         trace_file::write_out();
-        if rest_ms.is_none() && !busy && !trace::on() {
+        let profiles = prof::tend();
+        if rest_ms.is_none() && !busy && !trace::on() && !profiles {
             sleep(huge_rest);
             continue;
         }

@@ -9,6 +9,7 @@ use crate::heat::decay::Times;
 use crate::os::linux::Linux;
 use crate::os::{fork, linux, start};
 use crate::policy::pressure::{self, Limits, Pressure};
+use crate::prof;
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::sync::lock::{Side, gate};
 use crate::trace_file;
@@ -69,6 +70,9 @@ fn initialise() -> bool {
         return false;
     }
     trace_file::start(|line| {
+        let _ = linux::write(2, line);
+    });
+    prof::start(|line| {
         let _ = linux::write(2, line);
     });
     HEAP.pages.set_times(times());
@@ -184,6 +188,7 @@ fn in_child() {
     NEW_CHILD.store(true, Ordering::Relaxed);
     background::forget();
     trace_file::forget();
+    prof::forget();
     if !QUIET.load(Ordering::Relaxed) {
         HEAP.transfer().forget();
     }

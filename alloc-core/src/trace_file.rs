@@ -18,7 +18,7 @@ const CHUNK_BYTES: usize = 4096;
 /// The longest line.
 const LINE_BYTES: usize = 80;
 /// Room for a path in which each `%p` has become ten digits.
-const PATH_BYTES: usize = 6 * TEXT_BYTES;
+pub(crate) const PATH_BYTES: usize = 6 * TEXT_BYTES;
 
 /// Somebody empties the ring.
 static WRITING: AtomicBool = AtomicBool::new(false);
@@ -123,7 +123,8 @@ impl Drop for File {
     }
 }
 
-fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) {
+/// `path` with the process id for each `%p`.
+pub(crate) fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) {
     let mut rest = path;
     while let Some((first, after)) = rest.split_first() {
         if let Some(after) = rest.strip_prefix(b"%p") {

@@ -37,7 +37,9 @@ impl<O: Os> Heap<O> {
         let pages = self.pages.pages_for(size)?;
         let align = if size != 0 && size.is_multiple_of(HUGE) { align.max(HUGE) } else { align };
         let taken = self.pages.alloc(pages, align, State::Large, LARGE)?;
-        self.pages.space.window.set_code(self.pages.space.extents.get(taken.id).start(), 1, LARGE);
+        let e = self.pages.space.extents.get(taken.id);
+        e.set_bits(0);
+        self.pages.space.window.set_code(e.start(), 1, LARGE);
         Some(taken)
     }
 

@@ -4,6 +4,7 @@
 //! looks at the pending list once more after letting it go, so no report is left lying.
 pub(crate) mod bin;
 pub(crate) mod large;
+mod recorded;
 pub(crate) mod slab;
 #[cfg(test)]
 mod tests;
@@ -486,7 +487,7 @@ impl<O: Os> Heap<O> {
                 u.slab_bytes += (e.pages() as usize) << LG_PAGE;
                 u.out_bytes += used as usize * class_bytes(e.code());
             }
-            State::Block => u.out_bytes += class_bytes(e.code()),
+            State::Block | State::Recorded => u.out_bytes += class_bytes(e.code()),
             _ => {
                 u.large += 1;
                 u.large_bytes += (e.pages() as usize) << LG_PAGE;

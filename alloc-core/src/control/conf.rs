@@ -398,7 +398,7 @@ mod tests {
             "",
             ",",
             " , ,",
-            "metadata_thp:maybe,prof:99,prof_new_thing:1,junk,tcache_max:-4",
+            "metadata_thp:maybe,prof_stats:99,prof_new_thing:1,junk,tcache_max:-4",
             "narenas:default",
         ] {
             assert_eq!(complaint(text), None, "{text}");
@@ -427,8 +427,16 @@ mod tests {
         assert!(ours.eq(&[
             "background_thread",
             "dirty_decay_ms",
+            "lg_prof_interval",
+            "lg_prof_sample",
             "muzzy_decay_ms",
             "narenas",
+            "prof",
+            "prof_active",
+            "prof_final",
+            "prof_gdump",
+            "prof_leak",
+            "prof_prefix",
             "thp"
         ]));
     }

@@ -349,10 +349,16 @@ impl<O: Os> PageHeap<O> {
         let inner = self.inner.lock();
         for id in 1..inner.cache.record_end() {
             let e = self.space.extents.get(id);
-            if matches!(e.state(), State::Slab | State::Block | State::Large) {
+            if matches!(e.state(), State::Slab | State::Block | State::Large | State::Recorded) {
                 visit(e);
             }
         }
+    }
+
+    /// Calls `visit` with every extent, while they change.
+    pub(crate) fn glance(&self, mut visit: impl FnMut(&super::Extent)) {
+        let end = self.inner.lock().cache.record_end();
+        (1..end).for_each(|id| visit(self.space.extents.get(id)));
     }
 
     /// The locks, in the order in which they are taken.

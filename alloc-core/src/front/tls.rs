@@ -93,6 +93,21 @@ pub(crate) struct Tls {
     /// The arena of a thread that has no CPU index; the arena layer reduces it to its own number.
     pub(crate) arena: Cell<u32>,
     pub(crate) thread_cache: Cell<*mut ThreadCache>,
+    /// Bytes from the last event to the next.
+    pub(crate) event_interval: Cell<i64>,
+    /// Profiler: the way to the next sample.
+    pub(crate) sample_left: Cell<i64>,
+    pub(crate) sample_period: Cell<u64>,
+    pub(crate) random: Cell<u64>,
+    /// Profiler: the thread's own stack, as far as it is known to be readable.
+    pub(crate) stack_low: Cell<usize>,
+    pub(crate) stack_high: Cell<usize>,
+    /// Profiler: the tag of the innermost scope.
+    pub(crate) scope: Cell<u32>,
+    /// Profiler: the thread's number; 0: it has none yet.
+    pub(crate) thread: Cell<u32>,
+    /// Profiler: not 0 while a block is being recorded.
+    pub(crate) recording: Cell<u8>,
 }
 
 impl Tls {

@@ -1,32 +1,32 @@
 //! What a process can know before libc has started: the auxiliary vector, the environment, the
 //! number of CPUs and nodes. Everything is read where the kernel left it, through weak symbols or
 //! files; nothing here is cached but the page size.
-use core::arch::asm;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::linux;
 
-/// The address of a variable of libc that may be missing; null where it is.
+/// The address of a variable or function of libc that may be missing; null where it is.
 macro_rules! weak {
     ($symbol:literal) => {{
         let address: *const *const usize;
         #[cfg(target_arch = "x86_64")]
         // SAFETY: reads a slot of the global offset table.
         unsafe {
-            asm!(concat!(".weak ", $symbol), concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
+            core::arch::asm!(concat!(".weak ", $symbol), concat!("mov {}, qword ptr [rip + ", $symbol, "@GOTPCREL]"),
                 out(reg) address, options(nostack, preserves_flags, readonly));
         }
         #[cfg(target_arch = "aarch64")]
         // SAFETY: reads a slot of the global offset table.
         unsafe {
-            asm!(concat!(".weak ", $symbol), concat!("adrp {0}, :got:", $symbol),
+            core::arch::asm!(concat!(".weak ", $symbol), concat!("adrp {0}, :got:", $symbol),
                 concat!("ldr {0}, [{0}, :got_lo12:", $symbol, "]"),
                 out(reg) address, options(nostack, preserves_flags, readonly));
         }
         address
     }};
 }
+pub(crate) use weak;
 
 const AT_RSEQ_FEATURE_SIZE: u64 = 27;
 
@@ -121,6 +121,13 @@ fn probe_page_size() -> usize {
         unsafe { linux::madvise(*addr, 0, libc::MADV_DONTNEED) }.is_ok()
     };
     [4 << 10, 16 << 10].into_iter().find(on_page).unwrap_or(64 << 10)
+}
+
+/// An address just above the frames of the first thread's stack; 0 where that can't be found.
+pub(crate) fn first_stack_end() -> usize {
+    let symbol = weak!("__libc_stack_end");
+    // SAFETY: null, or the address of a pointer variable.
+    unsafe { symbol.as_ref() }.map_or(0, |end| end.addr())
 }
 
 /// What the kernel put on the first thread's stack: argc, argv, NULL, envp, NULL, pairs.
