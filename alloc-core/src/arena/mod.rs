@@ -316,16 +316,18 @@ impl<O: Os> Heap<O> {
         unsafe { &(*self.pages.space.bits.at(bits as usize))[0] }
     }
 
-    /// Takes single extents of a class above `SLAB_MAX`.
+    /// Takes extents of a class above `SLAB_MAX`.
     fn take_extents(&self, class: SizeClass, out: &mut [*mut u8]) -> usize {
         let Some(pages) = self.pages.pages_for(class_bytes(class)) else { return 0 };
-        for (n, slot) in out.iter_mut().enumerate() {
-            let Some(taken) = self.pages.alloc(pages, PAGE, State::Block, class) else { return n };
-            let start = self.extents().get(taken.id).start();
+        let mut ids = [0; BATCH];
+        let most = out.len().min(BATCH);
+        let taken = self.pages.alloc_some(pages, class, &mut ids[..most]);
+        for (slot, &id) in out.iter_mut().zip(&ids[..taken]) {
+            let start = self.extents().get(id).start();
             self.pages.space.window.set_code(start, 1, class);
             *slot = core::ptr::with_exposed_provenance_mut(self.pages.space.window.address(start));
         }
-        out.len()
+        taken
     }
 
     /// Gives blocks of `class` back (at most [`BATCH`]), whatever arenas they are from.
@@ -400,7 +402,7 @@ impl<O: Os> Heap<O> {
             e.set_state(State::Unused);
             self.pages.space.window.set_code(e.start(), 1, 0);
         }
-        self.pages.free_all(&ids[..blocks.len()]);
+        self.pages.free_all(&mut ids[..blocks.len()]);
     }
 
     /// The extent that starts at `block` and is in state `state`; anything else ends the process.

@@ -4,7 +4,7 @@
 //! Invariants: a node is on one stack, or belongs to the one thread that popped it, and only that
 //! thread touches its batch; nodes are never freed, so that a late reader of `next` reads a node;
 //! every change of a stack's head counts its tag up, so that a late writer fails.
-use crate::front::size_class::{CLASSES, SizeClass, class_bytes};
+use crate::front::size_class::{CLASSES, SLAB_CLASSES, SizeClass, class_bytes};
 #[cfg(any(test, loom))]
 use crate::sync::array;
 use crate::sync::atomic::{
@@ -16,6 +16,8 @@ use crate::sync::{UnsafeCell, const_fn};
 /// Most blocks in a batch.
 pub(crate) const BATCH_MAX: usize = 32;
 const BATCH_BYTES: usize = 64 << 10;
+/// Of blocks that are extents of their own: a batch is taken as one run and cut.
+const EXTENT_BATCH_BYTES: usize = 256 << 10;
 /// What one class may keep here, bytes.
 const CLASS_CAP_BYTES: usize = 1 << 20;
 const BATCHES_MIN: usize = 2;
@@ -137,9 +139,10 @@ unsafe impl<const STACKS: usize, const NODES: usize> Send for Transfer<STACKS, N
 // the stacks.
 unsafe impl<const STACKS: usize, const NODES: usize> Sync for Transfer<STACKS, NODES> {}
 
-/// Blocks of `class` that travel together: at most 64 KiB and [`BATCH_MAX`].
+/// Blocks of `class` that travel together: at most 64 KiB (extents: 256 KiB) and [`BATCH_MAX`].
 pub(crate) fn batch_len(class: SizeClass) -> usize {
-    (BATCH_BYTES / class_bytes(class).max(1)).clamp(1, BATCH_MAX)
+    let bytes = if usize::from(class) > SLAB_CLASSES { EXTENT_BATCH_BYTES } else { BATCH_BYTES };
+    (bytes / class_bytes(class).max(1)).clamp(1, BATCH_MAX)
 }
 
 /// Most batches of `len` blocks that `class` may keep here.

@@ -90,15 +90,6 @@ impl List {
     }
 }
 
-/// What a piece that is cut leaves to its rests.
-#[derive(Clone, Copy)]
-struct Rest {
-    state: State,
-    age: Age,
-    stamp_ms: u64,
-    spread_ms: u64,
-}
-
 /// The free pieces of a heap, and the records of its extents.
 pub(crate) struct Cache {
     free: FreeTree,
@@ -196,12 +187,11 @@ impl Cache {
 
     // Putting pieces in.
 
-    /// Makes `id` a clean piece, coalesced with clean neighbours.
+    /// Makes `id`, which is in no tree, a clean piece, coalesced with clean neighbours.
     pub(crate) fn put_clean<O: Os>(&mut self, sp: &Space<O>, id: ExtentId) {
         sp.extents.get(id).set_state(State::Clean);
-        self.absorb(sp, id, |e| e.state() == State::Clean);
+        let id = self.absorb(sp, id, |e| e.state() == State::Clean);
         self.clean_pages += u64::from(sp.extents.get(id).pages());
-        self.free.insert(&sp.extents, id);
     }
 
     /// Makes `id` a dirty piece freed at `now_ms`, coalesced with neighbours of about that age.
@@ -216,15 +206,12 @@ impl Cache {
     }
 
     fn put_aged<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, age: Age, now_ms: u64) {
-        let e = sp.extents.get(id);
-        e.set_state(State::Dirty);
-        e.set_age(age);
-        e.set_stamp_ms(now_ms);
+        sp.extents.get(id).set_state(State::Dirty);
         let merge_ms = self.merge_ms;
         // All that was ever joined counts: a small block that comes and goes beside a large piece must
         // not keep it young.
         let spread_ms = Cell::new(0);
-        self.absorb(sp, id, |n| {
+        let id = self.absorb(sp, id, |n| {
             let since_ms = now_ms.saturating_sub(n.stamp_ms()) + n.spread_ms();
             let fits = n.state() == State::Dirty && n.age() == age && since_ms <= merge_ms;
             if fits {
@@ -232,9 +219,12 @@ impl Cache {
             }
             fits
         });
+        let e = sp.extents.get(id);
+        e.set_age(age);
+        e.set_stamp_ms(now_ms);
         e.set_spread_ms(spread_ms.get());
         let youngest = self.list(age).map_or(0, |list| list.youngest);
-        self.link(sp, id, youngest);
+        self.enlist(sp, id, youngest);
     }
 
     fn list(&mut self, age: Age) -> Option<&mut List> {
@@ -245,11 +235,10 @@ impl Cache {
         }
     }
 
-    /// Puts a dirty piece in the tree, and in its list after `after`.
-    fn link<O>(&mut self, sp: &Space<O>, id: ExtentId, after: ExtentId) {
+    /// Puts a dirty piece in its list, after `after`.
+    fn enlist<O>(&mut self, sp: &Space<O>, id: ExtentId, after: ExtentId) {
         let e = sp.extents.get(id);
         let pages = u64::from(e.pages());
-        self.free.insert(&sp.extents, id);
         let Some(list) = self.list(e.age()) else {
             self.fixed_pages += pages;
             return;
@@ -271,42 +260,62 @@ impl Cache {
         list.pieces += 1;
     }
 
-    /// Merges `id`, which is in no tree, with its neighbours where `fits` says so.
-    fn absorb<O>(&mut self, sp: &Space<O>, id: ExtentId, fits: impl Fn(&Extent) -> bool) {
-        let e = sp.extents.get(id);
-        let mut run = Run { start: e.start(), pages: e.pages() };
-        let left = left_of(sp, run.start);
-        if left != 0 && fits(sp.extents.get(left)) {
-            self.unlink(sp, left);
-            run = Run {
-                start: sp.extents.get(left).start(),
-                pages: run.pages + sp.extents.get(left).pages(),
-            };
-            self.drop_record(sp, left);
+    /// Puts `id` in the tree, or its pages into a neighbour where `fits` says so. Returns the piece that
+    /// has them now, which is in no list.
+    fn absorb<O>(
+        &mut self,
+        sp: &Space<O>,
+        id: ExtentId,
+        fits: impl Fn(&Extent) -> bool,
+    ) -> ExtentId {
+        let mut run = sp.extents.get(id).run();
+        let fitting = |id: ExtentId| if id != 0 && fits(sp.extents.get(id)) { id } else { 0 };
+        let (left, right) = (fitting(left_of(sp, run.start)), fitting(right_of(sp, run.end())));
+        if left == 0 && right == 0 {
+            self.free.insert(&sp.extents, id);
+            return id;
         }
-        let right = right_of(sp, run.end());
-        if right != 0 && fits(sp.extents.get(right)) {
-            self.unlink(sp, right);
+        self.drop_record(sp, id);
+        if right != 0 {
             run.pages += sp.extents.get(right).pages();
-            self.drop_record(sp, right);
+            self.unlist(sp, right);
         }
-        set_run(sp, id, run);
+        if left != 0 {
+            let pages = sp.extents.get(left).pages();
+            run = Run { start: run.start - pages, pages: run.pages + pages };
+            self.unlist(sp, left);
+            if right != 0 {
+                self.free.remove(&sp.extents, right);
+                self.drop_record(sp, right);
+            }
+        }
+        let whole = if left == 0 { right } else { left };
+        set_run(sp, whole, run);
+        self.free.resized(&sp.extents, whole);
+        whole
     }
 
-    /// Takes a free piece out of its tree and list. Its record stays, with its state.
-    fn unlink<O>(&mut self, sp: &Space<O>, id: ExtentId) {
-        let e = sp.extents.get(id);
-        let pages = u64::from(e.pages());
-        self.free.remove(&sp.extents, id);
+    /// Counts `pages` pages of a piece no longer as free.
+    fn lessen(&mut self, e: &Extent, pages: u32) {
+        let pages = u64::from(pages);
         if e.state() == State::Clean {
             self.clean_pages -= pages;
             return;
         }
-        let Some(list) = self.list(e.age()) else {
-            self.fixed_pages -= pages;
+        match self.list(e.age()) {
+            Some(list) => list.pages -= pages,
+            None => self.fixed_pages -= pages,
+        }
+    }
+
+    /// Takes a free piece out of its list.
+    fn unlist<O>(&mut self, sp: &Space<O>, id: ExtentId) {
+        let e = sp.extents.get(id);
+        self.lessen(e, e.pages());
+        if e.state() == State::Clean {
             return;
-        };
-        list.pages -= pages;
+        }
+        let Some(list) = self.list(e.age()) else { return };
         list.pieces -= 1;
         let (prev, next) = (e.prev(), e.next());
         if prev == 0 {
@@ -343,6 +352,17 @@ impl Cache {
         Some(self.cut(sp, piece_holding(sp, first, start), Run { start, pages }))
     }
 
+    /// As [`Self::take`], of dirty pages alone.
+    pub(crate) fn take_dirty<O: Os>(
+        &mut self,
+        sp: &Space<O>,
+        pages: u32,
+        align: u32,
+    ) -> Option<ExtentId> {
+        let (first, start) = self.fit(sp, Kind::Dirty, pages, align)?;
+        Some(self.cut(sp, piece_holding(sp, first, start), Run { start, pages }).0)
+    }
+
     /// The lowest run of `kind` that holds `pages` pages at `align`: its first piece, and the page
     /// where they start.
     fn fit<O>(&self, sp: &Space<O>, kind: Kind, pages: u32, align: u32) -> Option<(ExtentId, u32)> {
@@ -365,70 +385,61 @@ impl Cache {
     }
 
     /// Cuts `run` out of the free pieces that cover it, the first of which is `first`. Two records
-    /// are reserved. Returns the extent and how many of its pages were clean.
+    /// are reserved. Returns the extent, with the age of the first piece, and how many of its pages
+    /// were clean.
     fn cut<O: Os>(&mut self, sp: &Space<O>, first: ExtentId, run: Run) -> (ExtentId, u32) {
-        let mut clean = 0;
-        let mut taken = 0;
-        let mut at = run.start;
-        let mut id = first;
-        while at < run.end() {
+        let e = sp.extents.get(first);
+        let (age, stamp_ms, spread_ms) = (e.age(), e.stamp_ms(), e.spread_ms());
+        let (mut clean, mut id) = (0, first);
+        loop {
             let e = sp.extents.get(id);
-            let rest = Rest {
-                state: e.state(),
-                age: e.age(),
-                stamp_ms: e.stamp_ms(),
-                spread_ms: e.spread_ms(),
-            };
-            let mut after = e.prev();
-            let piece = Run { start: e.start(), pages: e.pages() };
-            if rest.state == State::Clean {
-                let start = piece.start.max(run.start);
-                let taken = Run { start, pages: piece.end().min(run.end()) - start };
-                clean += taken.pages;
-                sp.frames.backed(taken);
+            let (start, end) = (e.start().max(run.start), e.end());
+            let part = Run { start, pages: end.min(run.end()) - start };
+            if e.state() == State::Clean {
+                clean += part.pages;
+                sp.frames.backed(part);
             }
-            self.unlink(sp, id);
-            if piece.start < run.start {
-                let head = Run { start: piece.start, pages: run.start - piece.start };
-                after = self.put_rest(sp, head, rest, after);
+            self.carve(sp, id, part);
+            if end >= run.end() {
+                break;
             }
-            if piece.end() > run.end() {
-                let tail = Run { start: run.end(), pages: piece.end() - run.end() };
-                self.put_rest(sp, tail, rest, after);
-            }
-            if taken == 0 {
-                taken = id
-            } else {
-                self.drop_record(sp, id)
-            }
-            at = piece.end();
-            if at < run.end() {
-                id = sp.window.owner(at);
-            }
+            id = sp.window.owner(end);
         }
-        set_run(sp, taken, run);
+        let taken = self.describe(sp, run, State::Unused, stamp_ms);
+        sp.extents.get(taken).set_age(age);
+        sp.extents.get(taken).set_spread_ms(spread_ms);
         (taken, clean)
     }
 
-    /// Puts back what is left of a piece that was cut. Returns the piece to put the next one of the same
-    /// age after.
-    fn put_rest<O: Os>(
-        &mut self,
-        sp: &Space<O>,
-        run: Run,
-        rest: Rest,
-        after: ExtentId,
-    ) -> ExtentId {
-        let id = self.describe(sp, run, rest.state, rest.stamp_ms);
-        if rest.state == State::Clean {
-            self.clean_pages += u64::from(run.pages);
-            self.free.insert(&sp.extents, id);
-            return after;
+    /// Takes `part` out of piece `id`. What is left stays where it is in the tree and in the list; a
+    /// second rest comes after the first.
+    fn carve<O: Os>(&mut self, sp: &Space<O>, id: ExtentId, part: Run) {
+        let e = sp.extents.get(id);
+        let piece = e.run();
+        if part == piece {
+            self.unlist(sp, id);
+            self.free.remove(&sp.extents, id);
+            self.drop_record(sp, id);
+            return;
         }
-        sp.extents.get(id).set_age(rest.age);
-        sp.extents.get(id).set_spread_ms(rest.spread_ms);
-        self.link(sp, id, after);
-        id
+        let head = Run { start: piece.start, pages: part.start - piece.start };
+        let tail = Run { start: part.end(), pages: piece.end() - part.end() };
+        let rest = if head.pages > 0 { head } else { tail };
+        self.lessen(e, piece.pages - rest.pages);
+        set_run(sp, id, rest);
+        self.free.resized(&sp.extents, id);
+        if head.pages == 0 || tail.pages == 0 {
+            return;
+        }
+        let second = self.describe(sp, tail, e.state(), e.stamp_ms());
+        self.free.insert(&sp.extents, second);
+        if e.state() == State::Clean {
+            self.clean_pages += u64::from(tail.pages);
+            return;
+        }
+        sp.extents.get(second).set_age(e.age());
+        sp.extents.get(second).set_spread_ms(e.spread_ms());
+        self.enlist(sp, second, id);
     }
 
     /// Grows `id` by `extra` pages into the free pieces after it, if they suffice. Two records are
@@ -464,6 +475,14 @@ impl Cache {
         let tail = Run { start: e.start() + keep, pages: e.pages() - keep };
         set_run(sp, id, Run { start: e.start(), pages: keep });
         self.describe(sp, tail, State::Large, 0)
+    }
+
+    /// Makes extents in use that adjoin, in the order of their addresses, one: the first.
+    pub(crate) fn join<O>(&mut self, sp: &Space<O>, ids: &[ExtentId]) {
+        let [first, .., last] = *ids else { return };
+        let start = sp.extents.get(first).start();
+        set_run(sp, first, Run { start, pages: sp.extents.get(last).end() - start });
+        ids[1..].iter().for_each(|&id| self.drop_record(sp, id));
     }
 
     // Purging.
@@ -502,7 +521,7 @@ impl Cache {
             if let Some(run) = part {
                 let (taken, _) = self.cut(sp, id, run);
                 sp.extents.get(taken).set_state(State::Purging);
-                // What is left of the piece comes next; it has another record now.
+                // What is left of the piece comes next.
                 let rest =
                     if prev == 0 { self.list(age)?.oldest } else { sp.extents.get(prev).next() };
                 *cursor = if run.start > all.start { next } else { rest };

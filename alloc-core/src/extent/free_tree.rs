@@ -1,7 +1,8 @@
 //! Free pieces by address, searched for the lowest run that is long enough. A run is a stretch of
 //! adjoining pieces, whatever their ages: of dirty pieces alone, or of dirty and clean ones. Each
 //! node sums up its subtree (the runs at its two ends and the longest), so that a search goes down
-//! one path. A treap balanced by a hash of the start page, as in [`super::tree`].
+//! one path. A treap balanced by a hash of the record's index, so that a piece that is cut or grows stays
+//! where it is.
 //!
 //! Lowest first keeps a program's memory in few pages, and what it does not need any more at the
 //! upper end, where it becomes cold together.
@@ -130,9 +131,14 @@ impl FreeTree {
         self.root = insert(extents, self.root, id);
     }
 
-    /// Takes `id` out; it must be in the tree, with the start it had when it was put in.
+    /// Takes `id` out; it must be in the tree.
     pub(crate) fn remove(&mut self, extents: &Extents, id: ExtentId) {
         self.root = remove(extents, self.root, id);
+    }
+
+    /// To be called when `id`, which is in the tree, was cut or has grown, but no piece passed another.
+    pub(crate) fn resized(&self, extents: &Extents, id: ExtentId) {
+        resized(extents, self.root, id);
     }
 
     /// The lowest run of at least `pages` pages that starts at or after page `from`, which lies
@@ -184,12 +190,21 @@ fn children(extents: &Extents, id: ExtentId) -> (ExtentId, ExtentId) {
     (node.left.load(Relaxed), node.right.load(Relaxed))
 }
 
-fn rank(extents: &Extents, id: ExtentId) -> u32 {
-    priority(extents.get(id).start())
+fn resized(extents: &Extents, at: ExtentId, id: ExtentId) {
+    debug_assert!(at != 0, "extent {id} is not in the tree");
+    if at == 0 {
+        return;
+    }
+    if at != id {
+        let (left, right) = children(extents, at);
+        let below = extents.get(id).start() < extents.get(at).start();
+        resized(extents, if below { left } else { right }, id);
+    }
+    pull(extents, at);
 }
 
 fn insert(extents: &Extents, at: ExtentId, id: ExtentId) -> ExtentId {
-    if at == 0 || rank(extents, id) > rank(extents, at) {
+    if at == 0 || priority(id) > priority(at) {
         let (left, right) = split(extents, at, extents.get(id).start());
         set_children(extents, id, left, right);
         return id;
@@ -242,7 +257,7 @@ fn join(extents: &Extents, left: ExtentId, right: ExtentId) -> ExtentId {
     if left == 0 || right == 0 {
         return left | right;
     }
-    if rank(extents, left) > rank(extents, right) {
+    if priority(left) > priority(right) {
         let (outer, inner) = children(extents, left);
         set_children(extents, left, outer, join(extents, inner, right));
         left
@@ -331,7 +346,15 @@ mod tests {
         for _ in 0..20_000 {
             let slot = random(300);
             let (id, start) = (slot + 1, slot * 10);
-            if pieces.remove(&start).is_some() {
+            if let Some(&(pages, state)) = pieces.get(&start)
+                && pages > 1
+                && random(2) == 0
+            {
+                let pages = 1 + random(pages - 1);
+                extents.get(id).set_pages(pages);
+                tree.resized(&extents, id);
+                pieces.insert(start, (pages, state));
+            } else if pieces.remove(&start).is_some() {
                 tree.remove(&extents, id);
             } else {
                 let pages = if random(3) == 0 { 1 + random(9) } else { 10 };

@@ -231,20 +231,63 @@ impl<O: Os> PageHeap<O> {
         Some(Taken { id, zero: clean == pages })
     }
 
+    /// Gives out blocks of `pages` pages (a result of [`Self::pages_for`]) each, for class `code`, as many
+    /// of `out` as one run of dirty pages has, or one. Returns how many; 0: memory is out.
+    #[allow(clippy::cast_possible_truncation, reason = "a batch; pages of at most 64 KiB")]
+    pub(crate) fn alloc_some(&self, pages: u32, code: u8, out: &mut [ExtentId]) -> usize {
+        let sp = &self.space;
+        let mut inner = self.inner.lock();
+        let count = out.len() as u32;
+        if count < 2 || inner.cache.reserve_records(sp, count + 4).is_err() {
+            drop(inner);
+            return self.alloc_one(pages, code, out);
+        }
+        let unit = (sp.os.page_size() >> LG_PAGE) as u32;
+        let Some(first) = inner.cache.take_dirty(sp, pages * count, unit) else {
+            drop(inner);
+            return self.alloc_one(pages, code, out);
+        };
+        sp.frames.used(sp.extents.get(first).run());
+        inner.asked(sp.os.now_ms(), pages * count, 0);
+        for (n, slot) in out.iter_mut().enumerate().rev() {
+            *slot = match n as u32 {
+                0 => first,
+                n => inner.cache.split_tail(sp, first, n * pages),
+            };
+            let e = sp.extents.get(*slot);
+            e.set_state(State::Block);
+            e.set_code(code);
+            trace::record(Kind::Alloc, e.start(), pages);
+        }
+        self.hint(&inner);
+        out.len()
+    }
+
+    fn alloc_one(&self, pages: u32, code: u8, out: &mut [ExtentId]) -> usize {
+        let taken = self.alloc(pages, PAGE, State::Block, code);
+        taken.map_or(0, |taken| {
+            out[0] = taken.id;
+            1
+        })
+    }
+
     /// Takes an extent back; its pages are dirty from now on.
     pub(crate) fn free(&self, id: ExtentId) {
         self.probe(self.space.extents.get(id).run());
-        self.free_all(&[id]);
+        self.free_all(&mut [id]);
     }
 
-    /// Takes extents back under one lock.
-    pub(crate) fn free_all(&self, ids: &[ExtentId]) {
+    /// Takes extents back under one lock. The order of `ids` changes.
+    pub(crate) fn free_all(&self, ids: &mut [ExtentId]) {
         let sp = &self.space;
+        ids.sort_unstable_by_key(|&id| sp.extents.get(id).start());
         let mut inner = self.inner.lock();
         let now = sp.os.now_ms();
-        for &id in ids {
-            trace::record(Kind::Free, sp.extents.get(id).start(), 0);
-            inner.free(sp, id, now);
+        ids.iter().for_each(|&id| trace::record(Kind::Free, sp.extents.get(id).start(), 0));
+        // What was cut from one run comes back as one.
+        for run in ids.chunk_by(|&a, &b| sp.extents.get(a).end() == sp.extents.get(b).start()) {
+            inner.cache.join(sp, run);
+            inner.free(sp, run[0], now);
         }
         self.hint(&inner);
     }

@@ -7,9 +7,9 @@ pub(crate) struct Tree {
     root: ExtentId,
 }
 
-/// What decides which of two nodes is higher: a hash of the start page.
-pub(super) fn priority(start: u32) -> u32 {
-    let mixed = start.wrapping_mul(0x9E37_79B1);
+/// What decides which of two nodes is higher: a hash, of the start page here.
+pub(super) fn priority(key: u32) -> u32 {
+    let mixed = key.wrapping_mul(0x9E37_79B1);
     (mixed ^ (mixed >> 15)).wrapping_mul(0x85EB_CA77)
 }
 

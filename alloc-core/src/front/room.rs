@@ -2,17 +2,18 @@
 //!
 //! A class starts with no room, gets a batch at its first miss and twice as much at each further
 //! miss or overflow, up to the maximum of its [`Layout`]. The room of all classes of a cache is
-//! bounded in bytes (`used` <= `budget`): past that a class grows only at the cost of others.
+//! bounded in bytes, that of slabs and that of extents each (`used` <= `budget`): past that a class grows only at the cost of others.
 
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use super::rseq::Header;
-use super::size_class::{CLASS_BYTES, CLASSES, SizeClass, class_bytes};
+use super::size_class::{CLASS_BYTES, CLASSES, SLAB_CLASSES, SizeClass, class_bytes};
 pub(crate) use crate::arena::transfer::{BATCH_MAX, batch_len as batch};
 
 /// Classes that a miss looks at for room.
 const LOOKS: usize = 8;
-
+/// Misses that don't look, after one whose looks found nothing.
+const REST: u32 = 16;
 /// What the caches get their memory and their blocks from.
 pub(crate) trait Backend {
     /// `bytes` zero bytes for good, aligned to a page; null where there are none.
@@ -87,35 +88,60 @@ pub(crate) const fn slots(small: u16, middle: u16, least: u16, bytes: usize) -> 
 /// What the room of one cache amounts to.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
-    /// Bytes that the room of all classes would hold.
-    used: AtomicUsize,
-    /// The class that gave way last.
-    victim: AtomicU32,
+    /// Bytes that the room of the classes of slabs, and of extents, would hold.
+    used: [AtomicUsize; 2],
+    /// Which class of the part gives way next.
+    victim: [AtomicU32; 2],
+    /// Misses that will not look for room in other classes.
+    rest: [AtomicU32; 2],
+}
+
+/// Which part of the account `class` belongs to.
+fn part(class: SizeClass) -> usize {
+    usize::from(usize::from(class) > SLAB_CLASSES)
 }
 
 impl Account {
     pub(crate) fn used(&self) -> usize {
-        self.used.load(Relaxed)
+        self.used[0].load(Relaxed) + self.used[1].load(Relaxed)
     }
 
-    pub(crate) fn set(&self, used: usize) {
-        self.used.store(used, Relaxed);
+    /// Sets what the room amounts to, by a walk over `rooms`: bytes by class.
+    pub(crate) fn set(&self, rooms: impl Iterator<Item = (SizeClass, usize)>) {
+        let mut used = [0; 2];
+        rooms.for_each(|(class, bytes)| used[part(class)] += bytes);
+        self.used[0].store(used[0], Relaxed);
+        self.used[1].store(used[1], Relaxed);
     }
 
-    pub(crate) fn release(&self, bytes: usize) {
-        self.used.fetch_sub(bytes, Relaxed);
+    pub(crate) fn release(&self, class: SizeClass, bytes: usize) {
+        self.used[part(class)].fetch_sub(bytes, Relaxed);
     }
 
-    fn reserve(&self, bytes: usize, budget: usize) -> bool {
+    fn reserve(&self, class: SizeClass, bytes: usize, budget: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= budget);
-        self.used.fetch_update(Relaxed, Relaxed, fits).is_ok()
+        self.used[part(class)].fetch_update(Relaxed, Relaxed, fits).is_ok()
+    }
+
+    /// Whether a miss of `class` may look for room in other classes.
+    fn may_look(&self, class: SizeClass) -> bool {
+        let rest = &self.rest[part(class)];
+        let left = rest.load(Relaxed);
+        rest.store(left.saturating_sub(1), Relaxed);
+        left == 0
+    }
+
+    /// Notes that looking found nothing.
+    fn looked_in_vain(&self, class: SizeClass) {
+        self.rest[part(class)].store(REST, Relaxed);
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "at most CLASSES")]
-    fn next_victim(&self) -> SizeClass {
-        let next = self.victim.load(Relaxed) % CLASSES as u32 + 1;
-        self.victim.store(next, Relaxed);
-        next as SizeClass
+    fn next_victim(&self, of: usize) -> SizeClass {
+        let (first, count) = [(1, SLAB_CLASSES), (SLAB_CLASSES + 1, CLASSES - SLAB_CLASSES)][of];
+        let next = self.victim[of].load(Relaxed);
+        self.victim[of].store((next + 1) % count as u32, Relaxed);
+        (first as u32 + next) as SizeClass
     }
 }
 
@@ -124,7 +150,9 @@ impl Account {
 pub(crate) trait Array {
     fn layout(&self) -> &'static Layout;
     fn account(&self) -> &Account;
-    fn budget(&self) -> usize;
+    /// The most bytes of room that the classes like `class` may have together: those of slabs, or
+    /// those of extents.
+    fn budget(&self, class: SizeClass) -> usize;
     /// The arena that serves it.
     fn arena(&self) -> usize;
     fn header(&self, class: SizeClass) -> Header;
@@ -180,21 +208,25 @@ fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass) -> bool {
     let have = usize::from(end.saturating_sub(first));
     let left = usize::from(max) - have.min(usize::from(max));
     let size = class_bytes(class);
-    let batch = batch(class).min(left).min(array.budget() / size);
+    let batch = batch(class).min(left).min(array.budget(class) / size);
     let mut more = have.max(batch).min(left);
     if more == 0 || batch == 0 {
         return false;
     }
-    if !array.account().reserve(more * size, array.budget()) {
+    if !array.account().reserve(class, more * size, array.budget(class)) {
         more = batch;
+        if !array.account().may_look(class) {
+            return false;
+        }
         steal(array, backend, class, more * size);
-        if !array.account().reserve(more * size, array.budget()) {
+        if !array.account().reserve(class, more * size, array.budget(class)) {
+            array.account().looked_in_vain(class);
             return false;
         }
     }
     let grown = change_end(array, class, |h| (h.end == end).then(|| end + narrow(more)));
     if grown.is_none() {
-        array.account().release(more * size);
+        array.account().release(class, more * size);
     }
     grown.is_some()
 }
@@ -205,7 +237,7 @@ fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass) -> bool {
 fn steal(array: &impl Array, backend: &impl Backend, class: SizeClass, needed: usize) {
     let mut freed = 0;
     for look in 0..LOOKS {
-        let victim = array.account().next_victim();
+        let victim = array.account().next_victim(part(class));
         if victim == class || array.header(victim).end <= array.layout().first(victim) {
             continue;
         }
@@ -233,7 +265,7 @@ fn shrink(array: &impl Array, victim: SizeClass, wanted: usize) -> usize {
     let unused = |h: Header| usize::from(h.end.saturating_sub(h.cur)).min(wanted);
     let old = change_end(array, victim, |h| (unused(h) > 0).then(|| h.end - narrow(unused(h))));
     let bytes = old.map_or(0, |h| unused(h) * class_bytes(victim));
-    array.account().release(bytes);
+    array.account().release(victim, bytes);
     bytes
 }
 
@@ -397,7 +429,7 @@ mod tests {
         fn account(&self) -> &Account {
             &self.account
         }
-        fn budget(&self) -> usize {
+        fn budget(&self, _class: SizeClass) -> usize {
             self.budget.get()
         }
         fn arena(&self) -> usize {
@@ -459,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_of_all_classes_keeps_to_the_budget_and_moves_to_those_in_use() {
+    fn the_room_of_the_classes_keeps_to_the_budgets_and_moves_to_those_in_use() {
         let classes = [8, 32, 56, 80, 104];
         let (array, tokens) = (Plain::new(1 << 20), Tokens::new(&classes, 5000));
         let mut held: Vec<(SizeClass, *mut u8)> = Vec::new();
@@ -477,7 +509,9 @@ mod tests {
                 array.free(&tokens, class, block);
             }
             assert_eq!(array.room_bytes(), array.account.used());
-            assert!(array.account.used() <= 1 << 20);
+            for part in &array.account.used {
+                assert!(part.load(Relaxed) <= 1 << 20);
+            }
         }
         held.drain(..)
             .filter(|(_, b)| !b.is_null())

@@ -14,6 +14,7 @@ use super::size_class::{CLASSES, SizeClass};
 use crate::os::{Errno, linux};
 
 /// Bytes that the room of one thread may amount to.
+/// Of the classes of slabs, and as much of those of extents.
 const BUDGET_BYTES: usize = 256 << 10;
 static LAYOUT: Layout = Layout::new(size_of::<ThreadCache>() / 8, slots(256, 64, 1, BUDGET_BYTES));
 
@@ -51,7 +52,7 @@ impl ThreadCache {
             let class = SizeClass::try_from(class).unwrap_or(0);
             self.region.set_header(class, LAYOUT.empty(class));
         }
-        self.account.set(0);
+        self.account.set(core::iter::empty());
     }
 
     fn pop(&self, class: SizeClass) -> *mut u8 {
@@ -131,7 +132,7 @@ impl Array for Own<'_> {
         &self.0.account
     }
 
-    fn budget(&self) -> usize {
+    fn budget(&self, _class: SizeClass) -> usize {
         BUDGET_BYTES
     }
 

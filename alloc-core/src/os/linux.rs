@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use libc::c_long;
 
-use super::{Errno, Os, Range, start};
+use super::{Errno, Os, Range, start, vdso};
 
 /// One system call. `nr` and the arguments are those of the kernel's ABI.
 ///
@@ -158,10 +158,11 @@ pub(crate) unsafe fn move_pages(from: usize, to: usize, len: usize) -> Result<()
 
 // Clock, threads
 
+/// The kernel's `struct timespec`.
 #[repr(C)]
-struct Timespec {
-    sec: i64,
-    nsec: i64,
+pub(crate) struct Timespec {
+    pub(crate) sec: i64,
+    pub(crate) nsec: i64,
 }
 
 impl Timespec {
@@ -175,30 +176,19 @@ impl Timespec {
 
 /// Milliseconds of the coarse monotonic clock.
 pub(crate) fn now_ms() -> u64 {
-    let mut now = Timespec { sec: 0, nsec: 0 };
-    let to = (&raw mut now).expose_provenance();
-    // SAFETY: the kernel writes `now`.
-    let _ = unsafe {
-        syscall(libc::SYS_clock_gettime, int(libc::CLOCK_MONOTONIC_COARSE), to, 0, 0, 0, 0)
-    };
+    let now = clock(libc::CLOCK_MONOTONIC_COARSE);
     now.sec.cast_unsigned() * 1000 + now.nsec.cast_unsigned() / 1_000_000
 }
 
 /// Microseconds of the monotonic clock.
 pub(crate) fn now_us() -> u64 {
-    let mut now = Timespec { sec: 0, nsec: 0 };
-    let to = (&raw mut now).expose_provenance();
-    // SAFETY: the kernel writes `now`.
-    let _ = unsafe { syscall(libc::SYS_clock_gettime, int(libc::CLOCK_MONOTONIC), to, 0, 0, 0, 0) };
+    let now = clock(libc::CLOCK_MONOTONIC);
     now.sec.cast_unsigned() * 1_000_000 + now.nsec.cast_unsigned() / 1000
 }
 
 /// Nanoseconds of a clock: `CLOCK_MONOTONIC`, which profiles count in, or `CLOCK_REALTIME`.
-pub(crate) fn now_ns(clock: libc::clockid_t) -> u64 {
-    let mut now = Timespec { sec: 0, nsec: 0 };
-    let to = (&raw mut now).expose_provenance();
-    // SAFETY: the kernel writes `now`.
-    let _ = unsafe { syscall(libc::SYS_clock_gettime, int(clock), to, 0, 0, 0, 0) };
+pub(crate) fn now_ns(clock_id: libc::clockid_t) -> u64 {
+    let now = clock(clock_id);
     now.sec.cast_unsigned() * 1_000_000_000 + now.nsec.cast_unsigned()
 }
 
@@ -209,6 +199,16 @@ pub(crate) fn thread_name() -> [u8; 16] {
     // SAFETY: the kernel writes at most 16 bytes.
     let _ = unsafe { syscall(libc::SYS_prctl, int(libc::PR_GET_NAME), to, 0, 0, 0, 0) };
     name
+}
+
+fn clock(id: i32) -> Timespec {
+    vdso::clock_gettime(id).unwrap_or_else(|| {
+        let mut now = Timespec { sec: 0, nsec: 0 };
+        let to = (&raw mut now).expose_provenance();
+        // SAFETY: the kernel writes `now`.
+        let _ = unsafe { syscall(libc::SYS_clock_gettime, int(id), to, 0, 0, 0, 0) };
+        now
+    })
 }
 
 fn wait_on(word: &AtomicU32, op: i32, expected: u32, timeout_ms: Option<u64>) -> Result<(), Errno> {

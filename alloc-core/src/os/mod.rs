@@ -9,6 +9,7 @@ pub(crate) mod fork;
 pub(crate) mod ids;
 pub(crate) mod linux;
 pub(crate) mod start;
+mod vdso;
 
 /// A system call's error number (`ENOMEM` and so on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,6 +38,8 @@ pub(crate) struct Facts {
     pub(crate) secure: bool,
     /// Bytes of the rseq area that the kernel fills in; 0 = not said (before Linux 6.3).
     pub(crate) rseq_feature_size: usize,
+    /// Where the kernel's own shared object lies; 0: nowhere.
+    pub(crate) vdso: usize,
     /// Sixteen random bytes, zero where the kernel gave none. libc makes its canary of them:
     /// never show them.
     pub(crate) random: [u8; 16],
@@ -54,6 +56,7 @@ impl Facts {
             page_size,
             secure: value(libc::AT_SECURE).is_none_or(|secure| secure != 0),
             rseq_feature_size: value(AT_RSEQ_FEATURE_SIZE).unwrap_or(0),
+            vdso: value(libc::AT_SYSINFO_EHDR).unwrap_or(0),
             random,
         })
     }
@@ -91,7 +94,13 @@ impl Facts {
 
     /// No stack to be found and no /proc: trust nothing.
     fn unknown() -> Self {
-        Self { page_size: probe_page_size(), secure: true, rseq_feature_size: 0, random: [0; 16] }
+        Self {
+            page_size: probe_page_size(),
+            secure: true,
+            rseq_feature_size: 0,
+            vdso: 0,
+            random: [0; 16],
+        }
     }
 }
 
