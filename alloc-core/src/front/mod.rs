@@ -254,7 +254,9 @@ fn event(size: usize) -> bool {
     let allocated = thread_allocated();
     let passed = tls.event_interval.get() - tls.bytes_until_event.get();
     let mut way = way(tls);
-    let chosen = way.advance(prof::period(), passed, size);
+    // The options are read when the heap starts.
+    let period = if process::ready() { prof::period() } else { Period::OFF };
+    let chosen = way.advance(period, passed, size);
     keep(tls, way);
     let interval = way.next(EVENT_BYTES);
     tls.event_interval.set(interval);

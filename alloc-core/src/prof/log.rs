@@ -61,7 +61,8 @@ pub(super) fn start(report: impl FnOnce(&[u8])) {
     let Some(path) = path(&mut line) else { return };
     if let Err(Errno(errno)) = begin(path) {
         let mut line = Line::<128>::new();
-        line.str("thermalloc: option prof_events: \"").excerpt(options::prof_events().as_bytes(), 40);
+        line.str("thermalloc: option prof_events: \"")
+            .excerpt(options::prof_events().as_bytes(), 40);
         line.str("\" can't be written (errno ").signed(errno.into()).str("): nothing is recorded");
         report(line.end().as_bytes());
     }
