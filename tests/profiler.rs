@@ -222,7 +222,7 @@ fn assert_stacks(output: &Output, p: &Profile, least: usize, open: usize) {
         broken += usize::from(*flags != 0);
         told += 1;
     }
-    assert_eq!(broken, open);
+    assert!(broken <= open, "{broken}");
     assert!(told >= least, "{told}");
 }
 

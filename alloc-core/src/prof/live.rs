@@ -392,6 +392,7 @@ impl Total {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
     use std::vec::Vec;
@@ -484,9 +485,12 @@ mod tests {
         assert_eq!((all[0].0.site, all[0].0.tag, all[0].0.space), (3, 1, 2));
         for (i, b) in blocks.iter().enumerate() {
             let new = Block { tag: 9, size: 1, ..*b };
-            let last = if i % 2 == 0 { TOTALS.change(b, &new) } else { () };
-            let () = last;
-            let b = if i % 2 == 0 { &new } else { b };
+            let b = if i % 2 == 0 {
+                TOTALS.change(b, &new);
+                &new
+            } else {
+                b
+            };
             TOTALS.remove(b, b.time_ns + 3_000_000, b.step + 5);
         }
         for (figures, total) in read() {

@@ -53,7 +53,9 @@ impl Ring {
             let _ = self.slots.compare_exchange(null_mut(), slots, AcqRel, Acquire);
         }
         for turn in 0..SLOTS {
-            self.slot(turn).map(|slot| slot.turn.store(turn, Relaxed));
+            if let Some(slot) = self.slot(turn) {
+                slot.turn.store(turn, Relaxed);
+            }
         }
         self.written.store(0, Relaxed);
         self.read.store(0, Relaxed);
@@ -63,10 +65,13 @@ impl Ring {
 
     fn slot(&self, at: u64) -> Option<&'static Slot> {
         let slots = self.slots.load(Acquire);
+        if slots.is_null() {
+            return None;
+        }
         #[allow(clippy::cast_possible_truncation, reason = "below SLOTS")]
         let slot = slots.wrapping_add((at % SLOTS) as usize);
-        // SAFETY: null, or one of the slots, which are atomics and stay.
-        unsafe { slots.as_ref().and(slot.as_ref()) }
+        // SAFETY: one of the slots, which are atomics and stay.
+        Some(unsafe { &*slot })
     }
 
     /// Puts an event; how many are waiting. Nothing: there was no room.
@@ -113,6 +118,7 @@ impl Ring {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
     use crate::sync::atomic::AtomicU32;

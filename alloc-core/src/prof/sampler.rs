@@ -188,6 +188,7 @@ fn one_minus_exp(x: f64) -> f64 {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
 

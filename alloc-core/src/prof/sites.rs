@@ -83,6 +83,7 @@ impl Sites {
     }
 
     /// The highest number so far.
+    #[cfg(test)]
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Acquire)
     }
@@ -104,6 +105,7 @@ impl Sites {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
 

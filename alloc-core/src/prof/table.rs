@@ -188,6 +188,7 @@ impl<const N: usize> Pool<N> {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
     use std::collections::HashMap;

@@ -123,6 +123,7 @@ impl Tags {
     }
 
     /// The highest number so far.
+    #[cfg(test)]
     pub(crate) fn count(&self) -> u32 {
         self.count.load(Acquire)
     }

@@ -114,6 +114,7 @@ fn by_frame_pointer(frame: Frame, stack: &mut Stack) -> Caller {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
     use std::vec::Vec;
@@ -125,9 +126,12 @@ mod tests {
         ) -> core::ffi::c_int;
     }
 
+    /// Our stack, that of the C library, and our flags.
+    type Both = (Vec<u64>, Vec<u64>, u32);
+
     /// The stack by both unwinders, from one frame.
     #[inline(never)]
-    fn both() -> (Vec<u64>, Vec<u64>, u32) {
+    fn both() -> Both {
         prepare();
         let mut ours = [0; MOST_FRAMES];
         let mut theirs = [core::ptr::null_mut(); MOST_FRAMES];
@@ -139,7 +143,7 @@ mod tests {
     }
 
     /// The first frame of both lies in the same function at different calls.
-    fn assert_same((ours, theirs, flags): (Vec<u64>, Vec<u64>, u32)) {
+    fn assert_same((ours, theirs, flags): Both) {
         assert_eq!(flags, 0);
         assert_eq!(ours[1..], theirs[1..], "{ours:x?}\n{theirs:x?}");
         assert!(ours[0].abs_diff(theirs[0]) < 4096);
@@ -180,7 +184,8 @@ mod tests {
     ) -> core::ffi::c_int {
         assert_same(both());
         // SAFETY: `qsort` passes elements of the array.
-        unsafe { *a.cast::<i32>() - *b.cast::<i32>() }
+        let [a, b] = [a, b].map(|at| unsafe { *at.cast::<i32>() });
+        a - b
     }
 
     #[test]
@@ -191,8 +196,7 @@ mod tests {
         assert_eq!(values, [1, 2, 3]);
     }
 
-    static IN_HANDLER: std::sync::Mutex<Option<(Vec<u64>, Vec<u64>, u32)>> =
-        std::sync::Mutex::new(None);
+    static IN_HANDLER: std::sync::Mutex<Option<Both>> = std::sync::Mutex::new(None);
 
     extern "C" fn on_signal(_: i32) {
         *IN_HANDLER.lock().unwrap() = Some(both());
