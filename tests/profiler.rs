@@ -489,6 +489,50 @@ fn what_the_options_ask_for_at_the_end_and_between() {
 }
 
 #[test]
+fn dumps_as_jemalloc_writes_them() {
+    let folder = scratch("heap_v2");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let prefix = folder.join("jeprof");
+    let options =
+        format!("{EXACT},prof_final:true,prof_heap_v2:true,prof_prefix:{}", prefix.display());
+    let script = "x=[bytearray((5 << 20) + i) for i in range(10)]; import os; y=b'a'*300000";
+    let python = python();
+    must(library().preload(&python).args(["-c", script]).env("THERMALLOC_CONF", options));
+    let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.next().expect("a dump");
+    assert!(files.next().is_none());
+    let name = file.file_name().unwrap().to_string_lossy().into_owned();
+    assert!(name.starts_with("jeprof.") && name.ends_with(".0.f.heap"), "{name}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let (head, maps) = text.split_once("\nMAPPED_LIBRARIES:\n").unwrap();
+    let mut lines = head.lines();
+    assert_eq!(lines.next(), Some("heap_v2/1"));
+    let figures = |line: &str| -> Vec<u64> {
+        let line = line.strip_prefix("  t*: ").unwrap_or_else(|| panic!("{line}"));
+        line.split([':', ' ', '[', ']'])
+            .filter(|w| !w.is_empty())
+            .map(|w| w.parse().unwrap())
+            .collect()
+    };
+    let sum = figures(lines.next().unwrap());
+    let mut of_sites = [0; 4];
+    let mut sites = 0;
+    while let Some(site) = lines.next().filter(|line| !line.is_empty()) {
+        let frames: Vec<_> = site.split(' ').collect();
+        assert_eq!(frames[0], "@");
+        assert!(frames[1..].iter().all(|f| u64::from_str_radix(&f[2..], 16).unwrap() > 4096));
+        for (total, figure) in of_sites.iter_mut().zip(figures(lines.next().unwrap())) {
+            *total += figure;
+        }
+        sites += 1;
+    }
+    assert_eq!(of_sites[..], sum[..]);
+    assert!(sites > 500 && sum[2] > sum[0] && sum[3] > 50 << 20, "{sites}: {sum:?}");
+    assert!(maps.contains("libthermalloc.so") && maps.lines().all(|line| line.contains('-')));
+}
+
+#[test]
 fn off_it_does_nothing() {
     let output = must(
         library()

@@ -296,6 +296,11 @@ fn seed(tls: &Tls) -> u64 {
     }
 }
 
+/// The period with which this thread's last sample was chosen.
+pub(crate) fn sample_period() -> Period {
+    Period(tls().sample_period.get())
+}
+
 /// Whether the profiler, at `period`, chooses a block of `size` bytes, whatever this thread allocated before.
 pub(crate) fn toss(period: Period, size: usize) -> bool {
     let tls = tls();

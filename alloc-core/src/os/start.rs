@@ -26,6 +26,7 @@ macro_rules! weak {
         address
     }};
 }
+#[cfg(target_arch = "x86_64")]
 pub(crate) use weak;
 
 const AT_RSEQ_FEATURE_SIZE: u64 = 27;

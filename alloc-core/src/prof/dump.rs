@@ -2,7 +2,9 @@
 use core::ffi::CStr;
 
 use super::file::{Desk, File, Introduced, Writer};
-use super::{LIVE, MISSED, Period, SITES, STEP, TOTALS, is_on, large_period, log, maps, now_ns};
+use super::{
+    LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
+};
 use crate::arena::slab::free_slots;
 use crate::control::options::{self, Kind, TEXT_BYTES};
 use crate::control::stats::{self, Span, Unit};
@@ -76,10 +78,23 @@ pub(super) fn to(path: &CStr, reason: &[u8]) -> Result<(), DumpError> {
     writer.finish().map(drop).map_err(system)
 }
 
-/// Writes a dump to a file whose name starts as the option says: `PREFIX.PID.NUMBER.LETTER[N].thprof`.
+/// Writes a dump in jemalloc's format to a new file at `path`.
+pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
+    if !options::prof() && !is_on() {
+        return Err(DumpError::Off);
+    }
+    let desk = DESK.take().ok_or(DumpError::Busy)?;
+    let file = File::open(path, true);
+    let written = file.and_then(|file| heap_v2::write(&file, &mut *desk.memory));
+    written.map_err(|Errno(errno)| DumpError::System(errno))
+}
+
+/// Writes a dump to a file whose name starts as the option says: `PREFIX.PID.NUMBER.LETTER[N].thprof`, or
+/// `.heap` where it is in jemalloc's format.
 pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
     let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
-    to(name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?, reason)
+    let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
+    if options::prof_heap_v2() { heap_v2_to(path) } else { to(path, reason) }
 }
 
 fn name(line: &mut Line<{ TEXT_BYTES + 80 }>, letter: u8) -> Option<&CStr> {
@@ -99,7 +114,7 @@ fn name(line: &mut Line<{ TEXT_BYTES + 80 }>, letter: u8) -> Option<&CStr> {
     if let Some(counter) = counter {
         line.unsigned(counter.fetch_add(1, Relaxed));
     }
-    line.str(".thprof\0");
+    line.str(if options::prof_heap_v2() { ".heap\0" } else { ".thprof\0" });
     CStr::from_bytes_with_nul(line.as_bytes()).ok()
 }
 

@@ -80,7 +80,7 @@ impl File {
         linux::open_append(path, anew).map(Self)
     }
 
-    fn write(&self, mut bytes: &[u8]) -> Result<(), Errno> {
+    pub(super) fn write(&self, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
             match linux::write(self.0, bytes) {
                 Ok(0) => return Err(Errno(libc::ENOSPC)),

@@ -108,6 +108,7 @@ fn hex(text: &[u8]) -> Option<u64> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Module {
     pub(crate) start: usize,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "for unwinding"))]
     pub(crate) end: usize,
 }
 
@@ -138,6 +139,7 @@ struct Segment {
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_NOTE: u32 = 4;
+#[cfg(any(target_arch = "x86_64", test))]
 const PT_GNU_EH_FRAME: u32 = 0x6474_E550;
 
 /// A number in memory that is looked at first.

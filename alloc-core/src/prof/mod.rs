@@ -16,6 +16,7 @@ use core::marker::PhantomData;
 
 mod dump;
 mod file;
+mod heap_v2;
 mod live;
 mod log;
 mod maps;
@@ -105,7 +106,7 @@ fn now_ns() -> u64 {
 #[cold]
 #[inline(never)]
 pub(crate) fn alloc(class: SizeClass, size: usize) -> *mut u8 {
-    let weight = period().weight(size);
+    let weight = front::sample_period().weight(size);
     if !process::ready() {
         return core::ptr::null_mut();
     }
@@ -139,7 +140,7 @@ fn choose_large(p: *mut u8, size: usize, due: bool) {
         let period = large_period();
         (front::toss(period, size), period.weight(size), &LARGE)
     } else {
-        (due, period().weight(size), &SMALL)
+        (due, front::sample_period().weight(size), &SMALL)
     };
     if !chosen {
         return;
@@ -533,6 +534,14 @@ pub fn mark_raw(block: *mut u8, tag: u32) -> bool {
 /// Where the profiler is off, the file can't be written, or another dump is being written.
 pub fn dump(path: &core::ffi::CStr) -> Result<(), DumpError> {
     dump::to(path, b"request")
+}
+
+/// As [`dump`], in jemalloc's format, which jeprof reads.
+///
+/// # Errors
+/// As [`dump`].
+pub fn dump_heap_v2(path: &core::ffi::CStr) -> Result<(), DumpError> {
+    dump::heap_v2_to(path)
 }
 
 /// As [`dump`], into a file named by the option `prof_prefix`.

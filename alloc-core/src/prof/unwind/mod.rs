@@ -2,7 +2,7 @@
 //! not be there.
 //!
 //! A frame is left by its module's call frame information (`cfi`), whose outcome is kept in a cache
-//! by return address; where a module has none (generated code), by the frame pointer. A walk ends
+//! by return address; where there is no module (generated code), by the frame pointer. A walk ends
 //! where a function says that it has no caller, where frames don't go upwards, and after
 //! [`MOST_FRAMES`]. On AArch64 the frame pointers alone are followed, which its ABI asks for.
 

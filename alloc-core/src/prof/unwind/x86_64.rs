@@ -4,7 +4,7 @@
 //! the rule by exclusive or: an entry that two threads wrote at once fits no address. A rule from
 //! before a module went away may give a wrong stack, never a fault: the stack is read with care.
 use super::super::map;
-use super::cfi::{self, Cfa, FP, PC, Row, Rule, Rules, SP};
+use super::cfi::{self, Cfa, FP, NotFound, PC, Row, Rule, Rules, SP};
 use super::stack::Stack;
 use super::{Caller, Frame, by_frame_pointer, modules};
 use crate::sync::atomic::{
@@ -56,8 +56,10 @@ enum Short {
     End,
     /// The rules have to be looked at.
     Long,
-    /// No rules.
-    None,
+    /// No module: generated code, which may keep frame pointers.
+    NoModule,
+    /// The module says nothing of this address: the start of a fiber, assembly.
+    NoRules,
     /// The stack pointer in the caller is this register and so many bytes; the caller's frame pointer lies
     /// so many words below that (0: it is still in its register); the return address lies just below.
     Plain { from_fp: bool, bytes: u32, fp_words: u16 },
@@ -68,7 +70,8 @@ impl Short {
         let (kind, rest) = match self {
             Short::End => (1, 0),
             Short::Long => (2, 0),
-            Short::None => (3, 0),
+            Short::NoModule => (3, 0),
+            Short::NoRules => (6, 0),
             Short::Plain { from_fp, bytes, fp_words } => {
                 (4 + u64::from(from_fp), u64::from(bytes) << 16 | u64::from(fp_words))
             }
@@ -87,7 +90,8 @@ impl Short {
         match word & 7 {
             1 => Some(Short::End),
             2 => Some(Short::Long),
-            3 => Some(Short::None),
+            3 => Some(Short::NoModule),
+            6 => Some(Short::NoRules),
             kind @ (4 | 5) => Some(Short::Plain { from_fp: kind == 5, bytes, fp_words }),
             _ => None,
         }
@@ -137,7 +141,8 @@ pub(super) fn caller(frame: Frame, stack: &mut Stack) -> Caller {
         }
         Short::End => Caller::End,
         Short::Long => by_rules(pc, frame, stack),
-        Short::None => by_frame_pointer(frame, stack),
+        Short::NoModule => by_frame_pointer(frame, stack),
+        Short::NoRules => Caller::Unknown,
     }
 }
 
@@ -150,7 +155,7 @@ fn up(frame: Frame) -> Caller {
 fn short(pc: usize) -> Short {
     let cache = CACHE.load(Acquire);
     if cache.is_null() {
-        return look_up(pc).map_or(Short::None, |rules| Short::of(&rules));
+        return look_up_short(pc);
     }
     let generation = GENERATION.load(Relaxed);
     #[allow(clippy::cast_possible_truncation, reason = "the upper half, reduced to the slots")]
@@ -163,7 +168,7 @@ fn short(pc: usize) -> Short {
     {
         return short;
     }
-    let short = look_up(pc).map_or(Short::None, |rules| Short::of(&rules));
+    let short = look_up_short(pc);
     let word = short.pack(generation);
     rule.store(word, Relaxed);
     key.store(pc as u64 ^ word, Relaxed);
@@ -172,17 +177,26 @@ fn short(pc: usize) -> Short {
 
 #[cold]
 #[inline(never)]
-fn look_up(pc: usize) -> Option<Rules> {
+fn look_up_short(pc: usize) -> Short {
+    match look_up(pc) {
+        None => Short::NoModule,
+        Some(Err(NotFound)) => Short::NoRules,
+        Some(Ok(rules)) => Short::of(&rules),
+    }
+}
+
+/// The rules of an address; nothing where it is in no module.
+fn look_up(pc: usize) -> Option<Result<Rules, NotFound>> {
     let header = modules::eh_frame_hdr(pc)?;
     // SAFETY: the loader has mapped the table, and who is on our stack isn't unloaded.
-    unsafe { cfi::rules(header, pc) }.ok()
+    Some(unsafe { cfi::rules(header, pc) })
 }
 
 /// The caller by rules of any kind.
 #[cold]
 #[inline(never)]
 fn by_rules(pc: usize, frame: Frame, stack: &mut Stack) -> Caller {
-    let Some(rules) = look_up(pc) else { return Caller::Unknown };
+    let Some(Ok(rules)) = look_up(pc) else { return Caller::Unknown };
     let register = |register| match register {
         SP => Some(frame.sp),
         FP => Some(frame.fp),
@@ -226,7 +240,8 @@ mod tests {
         let shorts = [
             Short::End,
             Short::Long,
-            Short::None,
+            Short::NoModule,
+            Short::NoRules,
             Short::Plain { from_fp: true, bytes: u32::MAX, fp_words: u16::MAX },
             Short::Plain { from_fp: false, bytes: 8, fp_words: 0 },
         ];
@@ -242,7 +257,7 @@ mod tests {
         assert!(prepare());
         let start = caller as *const () as usize;
         for pc in start..start + 400 {
-            let table = look_up(pc).map_or(Short::None, |rules| Short::of(&rules));
+            let table = look_up_short(pc);
             assert_eq!((short(pc), short(pc)), (table, table));
         }
         let before = short(start);
