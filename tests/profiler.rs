@@ -495,7 +495,7 @@ fn dumps_as_jemalloc_writes_them() {
     std::fs::create_dir_all(&folder).unwrap();
     let prefix = folder.join("jeprof");
     let options =
-        format!("{EXACT},prof_final:true,prof_heap_v2:true,prof_prefix:{}", prefix.display());
+        format!("{EXACT},prof_final:true,prof_jeprof:true,prof_prefix:{}", prefix.display());
     let script = "x=[bytearray((5 << 20) + i) for i in range(10)]; import os; y=b'a'*300000";
     let python = python();
     must(library().preload(&python).args(["-c", script]).env("THERMALLOC_CONF", options));

@@ -344,7 +344,7 @@ options! {
     lg_prof_interval: Count = -1, -1..=62, Live, "Write a dump each time that so many more bytes were allocated, as the base-2 logarithm. -1 and 0 write none.";
     prof_gdump: Bool = false, 0..=1, Live, "Write a dump when the program has grown beyond all that it was.";
     prof_final: Bool = false, 0..=1, Live, "Write a dump at the end of the process.";
-    prof_heap_v2: Bool = false, 0..=1, Live, "Write dumps as jemalloc does, for jeprof: `PREFIX.PID.NUMBER.WHY.heap`.";
+    prof_jeprof: Bool = false, 0..=1, Live, "Write dumps as jemalloc does, for jeprof: `PREFIX.PID.NUMBER.WHY.heap`.";
     prof_leak: Bool = false, 0..=1, Live, "Say on standard error what is still live at the end of the process.";
     narenas: Count = 0, 0..=4095, Start, "Number of arenas. 0 has one for each CPU.";
 }

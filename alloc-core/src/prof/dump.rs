@@ -94,7 +94,7 @@ pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
 pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
     let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
     let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
-    if options::prof_heap_v2() { heap_v2_to(path) } else { to(path, reason) }
+    if options::prof_jeprof() { heap_v2_to(path) } else { to(path, reason) }
 }
 
 fn name(line: &mut Line<{ TEXT_BYTES + 80 }>, letter: u8) -> Option<&CStr> {
@@ -114,7 +114,7 @@ fn name(line: &mut Line<{ TEXT_BYTES + 80 }>, letter: u8) -> Option<&CStr> {
     if let Some(counter) = counter {
         line.unsigned(counter.fetch_add(1, Relaxed));
     }
-    line.str(if options::prof_heap_v2() { ".heap\0" } else { ".thprof\0" });
+    line.str(if options::prof_jeprof() { ".heap\0" } else { ".thprof\0" });
     CStr::from_bytes_with_nul(line.as_bytes()).ok()
 }
 
