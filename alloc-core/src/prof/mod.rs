@@ -37,6 +37,7 @@ use self::sampler::Budget;
 use self::sites::{MOST_FRAMES, Sites};
 use self::table::{Segments, Shared};
 use self::tags::{Meaning, Tags};
+use crate::background;
 use crate::control::options;
 use crate::front;
 use crate::front::size_class::{CACHED_MAX, SizeClass, class_bytes};
@@ -380,6 +381,8 @@ pub(crate) fn tend() -> bool {
 
 /// Whether [`tend`] has something to do: the thread that calls it is wanted although there are no pages
 /// to give back.
+#[cold]
+#[inline(never)]
 pub(crate) fn wants_thread() -> bool {
     is_on() && (log::is_on() || options::prof_gdump() || tensorflow::looks())
 }
@@ -395,6 +398,7 @@ pub(crate) fn passed(bytes: i64) {
 /// Begins a log, where an option asks for it. Called once, when the heap is ready.
 pub(crate) fn start(report: impl FnOnce(&[u8])) {
     if options::prof() {
+        background::want();
         log::start(report);
     }
 }
