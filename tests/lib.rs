@@ -116,6 +116,16 @@ pub fn this_again(test: &str, (variable, case): (&str, &str), options: &str) -> 
     )
 }
 
+/// What [`this_again`] gave has to be a test that passed.
+///
+/// # Panics
+/// When it failed, or there was no such test; with all it wrote.
+pub fn must_again(output: &Output) {
+    let said = text(&output.stdout);
+    let passed = output.status.success() && said.contains("1 passed");
+    assert!(passed, "{}\n{said}{}", output.status, text(&output.stderr));
+}
+
 /// The wait status of a fork's child that does `in_child` and exits with its result; a child that hangs
 /// dies of an alarm after 30 seconds.
 ///

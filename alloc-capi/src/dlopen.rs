@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use libc::{RTLD_DEEPBIND, c_char, c_int, c_void};
 use thermalloc_core::control::options;
+use thermalloc_core::prof;
 
 use crate::weak::dlsym;
 
@@ -32,6 +33,7 @@ struct Target {
 }
 
 extern "C" fn target(mode: c_int) -> Target {
+    prof::modules_changed();
     let drop = if options::strip_deepbind() { RTLD_DEEPBIND } else { 0 };
     Target { real: real(), mode: (mode & !drop) as u32 as usize }
 }

@@ -16,6 +16,7 @@ mod operators;
 // A check with the test harness links std, which has a handler.
 #[cfg(not(test))]
 mod panic;
+mod prof;
 mod vfork;
 mod weak;
 

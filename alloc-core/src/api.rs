@@ -10,11 +10,12 @@ use crate::extended;
 use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, SLAB_MAX, SizeClass, TINY_MAX, class_bytes,
-    class_of, class_of_aligned, medium_class, tiny_class,
+    CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX,
+    class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
 };
 use crate::front::{self, apart};
 use crate::process::{self, HEAP};
+use crate::prof;
 
 /// Largest block, bytes: pointers into one block must have a difference that fits `isize`.
 pub(crate) const MOST_BYTES: usize = isize::MAX as usize;
@@ -63,7 +64,7 @@ pub fn alloc_slow(size: usize) -> *mut u8 {
     if size > CACHED_MAX {
         return alloc_large(size, 1, false);
     }
-    front::alloc_slow(class_of(size))
+    front::alloc_slow(class_of(size), size)
 }
 
 /// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
@@ -100,13 +101,13 @@ pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
 #[inline(always)]
 fn cached(class: SizeClass, size: usize) -> *mut u8 {
     let p = front::alloc(usize::from(class), size);
-    if p.is_null() { cached_slow(class) } else { p }
+    if p.is_null() { cached_slow(class, size) } else { p }
 }
 
 #[cold]
 #[inline(never)]
-fn cached_slow(class: SizeClass) -> *mut u8 {
-    front::alloc_slow(class)
+fn cached_slow(class: SizeClass, size: usize) -> *mut u8 {
+    front::alloc_slow(class, size)
 }
 
 fn zeroed(p: *mut u8, size: usize) -> *mut u8 {
@@ -122,10 +123,14 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
     if size > MOST_BYTES || !process::ready() {
         return null_mut();
     }
-    front::count_allocated(size);
+    let due = front::count_allocated(size);
     let p = match apart::arena() {
         Some(arena) => arena.alloc_large(size, align, zero),
-        None => HEAP.alloc_large(size, align, zero),
+        None => {
+            let p = HEAP.alloc_large(size, align, zero);
+            prof::note_large(p, size, due);
+            p
+        }
     };
     note_allocated(p);
     process::pages_changed();
@@ -179,13 +184,28 @@ pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
 fn free_uncached(p: *mut u8) {
     let code = HEAP.pages.space.window.code_of(p.addr());
     // SAFETY: the caller of `free` gave the block up.
-    if unsafe { front::free_slow(code, p) } {
-        return;
+    if !unsafe { front::free_slow(code, p) } {
+        free_pages(p, code);
     }
+}
+
+/// Frees a block with pages of its own.
+#[cold]
+#[inline(never)]
+fn free_pages(p: *mut u8, code: u8) {
     if code == LARGE {
         note_freed(p);
+        if prof::ever() {
+            prof::freed(HEAP.record_at(p));
+        }
         // SAFETY: the caller of `free` gave the block up.
         unsafe { HEAP.free_large(p) };
+        process::pages_changed();
+    } else if code == RECORDED {
+        note_freed(p);
+        prof::freed(HEAP.record_at(p));
+        // SAFETY: as above.
+        unsafe { HEAP.free_recorded(p) };
         process::pages_changed();
     } else if let Some(arena) = explicit::of(p.addr()) {
         note_freed(p);
@@ -223,6 +243,32 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
 #[inline(always)]
 unsafe fn resize(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
     let code = HEAP.pages.space.window.code_of(p.addr());
+    if !(1..=CLASSES).contains(&usize::from(code)) {
+        // SAFETY: as the caller promises.
+        return unsafe { resize_apart(code, p, new_size, align) };
+    }
+    let old_size = class_bytes(code);
+    if does(p, old_size, new_size, align) {
+        return p;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { move_to_new(p, old_size, new_size, align) }
+}
+
+/// Whether a block of a class of `old_size` bytes does for the new size.
+#[inline(always)]
+fn does(p: *mut u8, old_size: usize, new_size: usize, align: usize) -> bool {
+    p.addr() & (align - 1) == 0
+        && new_size <= old_size
+        && (new_size * 2 > old_size || class_bytes(class_of(new_size)) * 2 > old_size)
+}
+
+/// Resizes a block whose code in the class map is no class.
+///
+/// # Safety
+/// As for [`realloc`].
+#[inline(never)]
+unsafe fn resize_apart(code: u8, p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
     if code == 0
         && let Some(arena) = explicit::of(p.addr())
     {
@@ -230,13 +276,22 @@ unsafe fn resize(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
         return unsafe { extended::move_or_fit(p, new_size, align, arena) };
     }
     let old_size = block_bytes(code, p);
-    let aligned = p.addr() & (align - 1) == 0;
+    if code == RECORDED && does(p, old_size, new_size, align) {
+        prof::resized(HEAP.record_at(p), p, new_size, old_size);
+        return p;
+    }
     if code == LARGE && (new_size > CACHED_MAX || new_size < old_size) {
         if new_size > MOST_BYTES {
             return null_mut();
         }
+        let aligned = p.addr() & (align - 1) == 0;
         // A small remainder moves to a slab, but the tail goes back as that of a large one.
+        let record = if prof::ever() { HEAP.record_at(p) } else { 0 };
         if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
+            if record != 0 {
+                HEAP.set_record(q, record);
+                prof::resized(record, q, new_size, HEAP.large_bytes(q));
+            }
             process::pages_changed();
             if apart::is_set(apart::COUNTED) {
                 apart::note(HEAP.large_bytes(q), old_size);
@@ -245,20 +300,24 @@ unsafe fn resize(p: *mut u8, new_size: usize, align: usize) -> *mut u8 {
                 return q;
             }
         }
-    } else if aligned
-        && new_size <= old_size
-        && code != LARGE
-        && (new_size * 2 > old_size || class_bytes(class_of(new_size)) * 2 > old_size)
-    {
-        return p;
     }
+    // SAFETY: as the caller promises.
+    unsafe { move_to_new(p, old_size, new_size, align) }
+}
+
+/// Moves a block of `old_size` bytes to a new one.
+///
+/// # Safety
+/// As for [`realloc`].
+#[inline(always)]
+unsafe fn move_to_new(p: *mut u8, old_size: usize, new_size: usize, align: usize) -> *mut u8 {
     let q = if align <= 16 { alloc(new_size) } else { alloc_aligned(new_size, align) };
     if !q.is_null() {
         // SAFETY: both blocks are live, distinct and at least that long.
         unsafe { core::ptr::copy_nonoverlapping(p, q, old_size.min(new_size)) };
         // SAFETY: the caller gave the old block up.
         unsafe { free(p) };
-    } else if new_size <= old_size && aligned {
+    } else if new_size <= old_size && p.addr() & (align - 1) == 0 {
         // No memory for a smaller block: this one does.
         return p;
     }
@@ -280,6 +339,7 @@ pub unsafe fn usable_size(p: *const u8) -> usize {
 fn block_bytes(code: u8, p: *mut u8) -> usize {
     match code {
         LARGE => HEAP.large_bytes(p),
+        RECORDED => class_bytes(HEAP.recorded_class(p)),
         _ if (1..=CLASSES).contains(&usize::from(code)) => class_bytes(code),
         _ => match explicit::of(p.addr()) {
             Some(arena) => arena.usable_size(p),

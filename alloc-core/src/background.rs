@@ -16,7 +16,8 @@ use crate::os::linux::{self, Linux};
 use crate::os::{Errno, Os, ids};
 use crate::policy::thp::{self, Thp};
 use crate::process::HEAP;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::prof;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::trace_file;
 
 /// There is no thread.
@@ -69,12 +70,33 @@ fn wake() {
     }
 }
 
+/// Somebody may have work for the thread although there are no pages to give back: set once.
+static WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Says that there may be such work from now on.
+pub(crate) fn want() {
+    WANTED.store(true, Ordering::Relaxed);
+}
+
+/// One load for a program that asked for neither a trace nor a profile.
+#[inline(always)]
+fn is_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed) && (trace::on() || prof::wants_thread())
+}
+
 #[cold]
 fn without_thread() {
     let large = u64::from(HEAP.pages.space.window.pages()) >= LARGE_PAGES;
-    if dirty_hint() < WORTH_PAGES && !large && !trace::on() {
+    if dirty_hint() < WORTH_PAGES && !large && !is_wanted() {
         return;
     }
+    start_or_step();
+}
+
+/// Apart, so that a program that stays small doesn't pay for its frame.
+#[cold]
+#[inline(never)]
+fn start_or_step() {
     if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
         start();
     }
@@ -95,6 +117,7 @@ fn without_thread() {
             relieve();
         }
         trace_file::write_out();
+        prof::tend();
     }
 }
 
@@ -168,7 +191,8 @@ extern "C" fn run(_: *mut u8) {
             huge_ms = now + huge_rest.unwrap_or(0).min(CACHES_MS);
         }
         trace_file::write_out();
-        if rest_ms.is_none() && !busy && !trace::on() {
+        let profiles = prof::tend();
+        if rest_ms.is_none() && !busy && !trace::on() && !profiles {
             sleep(huge_rest);
             continue;
         }

@@ -14,6 +14,7 @@ use crate::front::size_class::{
 };
 use crate::front::{self, apart, tcaches};
 use crate::process::{self, HEAP};
+use crate::prof;
 
 /// Which cache serves a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,10 +77,15 @@ impl Source {
         }
     }
 
-    fn alloc(self, class: SizeClass) -> *mut u8 {
+    /// `due`: the profiler records the block, of `size` bytes, if it is no explicit arena's.
+    fn alloc(self, class: SizeClass, size: usize, due: bool) -> *mut u8 {
         match self {
             Source::Explicit(arena) => arena.alloc(class),
             Source::Automatic(index) => {
+                let recorded = prof::alloc_chosen(class, size, due);
+                if !recorded.is_null() {
+                    return recorded;
+                }
                 let mut block = [null_mut(); 1];
                 HEAP.take_direct(index, class, &mut block);
                 process::pages_changed();
@@ -88,11 +94,12 @@ impl Source {
         }
     }
 
-    fn alloc_large(self, size: usize, align: usize, zero: bool) -> *mut u8 {
+    fn alloc_large(self, size: usize, align: usize, zero: bool, due: bool) -> *mut u8 {
         match self {
             Source::Explicit(arena) => arena.alloc_large(size, align, zero),
             Source::Automatic(_) => {
                 let block = HEAP.alloc_large(size, align, zero);
+                prof::note_large(block, size, due);
                 process::pages_changed();
                 block
             }
@@ -119,15 +126,15 @@ pub fn alloc(size: usize, request: &Request) -> *mut u8 {
 }
 
 fn alloc_from(source: Source, size: usize, request: &Request) -> *mut u8 {
-    front::count_allocated(size);
+    let due = front::count_allocated(size);
     let p = match class_of_aligned(size, request.align, PAGE) {
-        None => source.alloc_large(size, request.align, request.zero),
+        None => source.alloc_large(size, request.align, request.zero, due),
         Some(class) => {
             let cached = match request.cache {
                 Cache::Explicit(id) => tcaches::alloc(id, source.explicit(), class),
                 _ => None,
             };
-            let p = cached.unwrap_or_else(|| source.alloc(class));
+            let p = cached.unwrap_or_else(|| source.alloc(class, size, due));
             if request.zero && !p.is_null() {
                 // SAFETY: a new block of that many bytes.
                 unsafe { p.write_bytes(0, class_bytes(class)) };
@@ -312,6 +319,9 @@ pub unsafe fn resize_in_place(p: *mut u8, size: usize, extra: usize, request: &R
     }
     let heap = arena.map_or(&HEAP, |arena| &arena.heap);
     let new = heap.resize_in_place(p, size, most);
+    if arena.is_none() && prof::ever() {
+        prof::resized(HEAP.record_at(p), p, size.min(new), new);
+    }
     if new != old {
         if apart::is_set(apart::COUNTED) {
             apart::note(new, old);

@@ -43,6 +43,8 @@ pub(crate) mod os;
 pub(crate) mod policy;
 #[cfg(not(loom))]
 pub(crate) mod process;
+#[cfg(not(loom))]
+pub mod prof;
 pub(crate) mod sync;
 #[cfg(not(loom))]
 pub(crate) use front::tcaches;

@@ -11,6 +11,7 @@ use crate::heat::decay::Times;
 use crate::os::linux::Linux;
 use crate::os::{fork, linux, start};
 use crate::policy::pressure::{self, Limits, Pressure};
+use crate::prof;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::lock::{Side, gate};
 use crate::trace_file;
@@ -74,6 +75,9 @@ fn initialise() -> bool {
         return false;
     }
     trace_file::start(|line| {
+        let _ = linux::write(2, line);
+    });
+    prof::start(|line| {
         let _ = linux::write(2, line);
     });
     HEAP.pages.set_times(times());
@@ -213,6 +217,7 @@ fn in_child() {
     NEW_CHILD.store(true, Ordering::Relaxed);
     background::forget();
     trace_file::forget();
+    prof::forget();
     if !QUIET.load(Ordering::Relaxed) {
         HEAP.transfer().forget();
     }

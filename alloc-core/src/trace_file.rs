@@ -6,6 +6,7 @@
 //! A fork's child records nothing: the file is its parent's.
 use core::ffi::CStr;
 
+use crate::background;
 use crate::control::options::{self, TEXT_BYTES};
 use crate::control::text::Line;
 use crate::extent::page_map::LG_PAGE;
@@ -18,7 +19,7 @@ const CHUNK_BYTES: usize = 4096;
 /// The longest line.
 const LINE_BYTES: usize = 80;
 /// Room for a path in which each `%p` has become ten digits.
-const PATH_BYTES: usize = 6 * TEXT_BYTES;
+pub(crate) const PATH_BYTES: usize = 6 * TEXT_BYTES;
 
 /// Somebody empties the ring.
 static WRITING: AtomicBool = AtomicBool::new(false);
@@ -40,6 +41,7 @@ pub(crate) fn start(report: impl FnOnce(&[u8])) {
         return;
     }
     trace::start();
+    background::want();
 }
 
 /// Ends the recording, in a fork's child.
@@ -123,7 +125,8 @@ impl Drop for File {
     }
 }
 
-fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) {
+/// `path` with the process id for each `%p`.
+pub(crate) fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) {
     let mut rest = path;
     while let Some((first, after)) = rest.split_first() {
         if let Some(after) = rest.strip_prefix(b"%p") {

@@ -41,6 +41,19 @@ void cfree(void *ptr) THERMALLOC_NOEXCEPT;
 /* Takes a piece of a report. */
 typedef void (*thermalloc_sink)(void *ctx, const unsigned char *bytes, size_t len);
 
+/* Memory of a device, for the profiler's ledger. */
+struct thermalloc_device_block {
+  size_t struct_bytes; /* bytes of this struct */
+  uint64_t address;
+  uint64_t size;   /* bytes asked for */
+  uint64_t usable; /* bytes given */
+  uint64_t stream; /* the stream in whose order it is used */
+  uint32_t device; /* the device's ordinal */
+  uint32_t space;  /* 1 device, 2 pinned host, 3 managed memory */
+  const char *user; /* who uses it, where that is known better than by scopes, or null */
+  size_t user_bytes;
+};
+
 /* The table through which other libraries of the process reach the allocator. Refer to it weakly, or
  * find it with dlsym(RTLD_DEFAULT, "thermalloc_host_v1"), and look at `size` before you use a field
  * beyond `report`: fields are only ever added at the end. The functions may be called from any
@@ -63,8 +76,36 @@ struct thermalloc_host_v1 {
   size_t (*purge)(void);
   /* Writes a report, whole lines: format 0 text, 1 JSON, 2 malloc_info's XML, 3 Prometheus. 0, or EINVAL. */
   int32_t (*report)(thermalloc_sink sink, void *ctx, uint32_t format);
+  /* Enters memory of a device into the profiler's ledger: what to give to device_free, or 0 where it is
+   * not recorded. */
+  uint64_t (*device_alloc)(const struct thermalloc_device_block *block);
+  /* Takes it off again; pending not 0: a stream still uses it, and a second call will follow. */
+  void (*device_free)(uint64_t handle, uint64_t stream, uint32_t pending);
 };
 extern const struct thermalloc_host_v1 thermalloc_host_v1;
+
+/* The profiler (option prof). Scopes say what the calling thread allocates memory for; all of these
+ * do nothing while the profiler is off.
+ *
+ * A name that is a component's (weights, activations, gradients, optimizer, kv_cache, workspace,
+ * framework, python, loader, other), or begins with one before a colon or a slash, says what its
+ * memory is used for. A token may be given to any thread at any time. */
+
+/* Opens a scope within the present one; the token of the one before, for thermalloc_scope_pop. */
+uint32_t thermalloc_scope_push(const char *name) THERMALLOC_NOEXCEPT;
+/* Ends a scope: back to the one that push or attach returned. */
+void thermalloc_scope_pop(uint32_t token) THERMALLOC_NOEXCEPT;
+/* The scope that the thread is in, to be attached by another thread. */
+uint32_t thermalloc_scope_capture(void) THERMALLOC_NOEXCEPT;
+/* Enters a captured scope; the token of the one before, for thermalloc_scope_pop. */
+uint32_t thermalloc_scope_attach(uint32_t token) THERMALLOC_NOEXCEPT;
+/* A step of the program's work begins: a batch, a request. */
+void thermalloc_scope_step(uint64_t number) THERMALLOC_NOEXCEPT;
+/* Gives a live block another scope, if it was recorded: 1, else 0. */
+int thermalloc_scope_mark(void *ptr, uint32_t token) THERMALLOC_NOEXCEPT;
+/* Writes a profile to a new file, or by the option prof_prefix where path is null. 0, ENOTSUP (the
+ * profiler is off), EBUSY (another is being written), or why the file can't be written. */
+int thermalloc_prof_dump(const char *path) THERMALLOC_NOEXCEPT;
 
 #ifdef __cplusplus
 }

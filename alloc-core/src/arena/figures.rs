@@ -112,7 +112,7 @@ impl<O: Os> Heap<O> {
                 stats.pages += pages;
             }
             state => {
-                let block = state == State::Block && code <= CLASSES;
+                let block = matches!(state, State::Block | State::Recorded) && code <= CLASSES;
                 let stats = &mut out[if block { code } else { ABOVE }];
                 stats.curregs += 1;
                 stats.bytes += if block { class_bytes(e.code()) as u64 } else { pages << LG_PAGE };

@@ -6,7 +6,7 @@ use super::figures::ABOVE;
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::extent::{ExtentId, State};
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, HUGE_BYTES, LARGE, SLAB_MAX, class_bytes, class_of,
+    CACHED_MAX, CLASSES, HUGE_BYTES, LARGE, RECORDED, SLAB_MAX, class_bytes, class_of,
 };
 use crate::os::Os;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -43,7 +43,9 @@ impl<O: Os> Heap<O> {
             align
         };
         let taken = self.pages.alloc(pages, align, State::Large, LARGE)?;
-        self.pages.space.window.set_code(self.pages.space.extents.get(taken.id).start(), 1, LARGE);
+        let e = self.pages.space.extents.get(taken.id);
+        e.set_bits(0);
+        self.pages.space.window.set_code(e.start(), 1, LARGE);
         Some(taken)
     }
 
@@ -89,10 +91,18 @@ impl<O: Os> Heap<O> {
     }
 
     /// Resizes a block with pages of its own, where it lies, to `most` bytes, or where that can't be at
-    /// least to `least`. Returns its usable bytes, new or old.
+    /// least to `least`. Returns its usable bytes, new or old. What the profiler's ledger has of a block says
+    /// its class: one with a class stays as it is, and one without becomes none with one.
     pub(crate) fn resize_in_place(&self, block: *mut u8, least: usize, most: usize) -> usize {
         let id = self.own_extent(block);
         let have = self.own_bytes(id);
+        let e = self.pages.space.extents.get(id);
+        if e.state() == State::Recorded {
+            return have;
+        }
+        let is_recorded = e.state() == State::Large && e.bits() != 0;
+        let lowest = if is_recorded { CACHED_MAX + 1 } else { 0 };
+        let (least, most) = (least.max(lowest), most.max(lowest));
         if most > have && !self.fit_in_place(id, most) && least > have {
             self.fit_in_place(id, least);
         } else if most < have {
@@ -103,14 +113,18 @@ impl<O: Os> Heap<O> {
 
     fn own_extent(&self, block: *mut u8) -> ExtentId {
         let window = &self.pages.space.window;
-        let is_block = usize::from(window.code_of(block.addr())) <= CLASSES;
-        self.extent_of(block, if is_block { State::Block } else { State::Large })
+        let state = match window.code_of(block.addr()) {
+            RECORDED => State::Recorded,
+            code if usize::from(code) <= CLASSES => State::Block,
+            _ => State::Large,
+        };
+        self.extent_of(block, state)
     }
 
     fn own_bytes(&self, id: ExtentId) -> usize {
         let e = self.pages.space.extents.get(id);
         match e.state() {
-            State::Block => class_bytes(e.code()),
+            State::Block | State::Recorded => class_bytes(e.code()),
             _ => (e.pages() as usize) << LG_PAGE,
         }
     }
@@ -133,6 +147,7 @@ impl<O: Os> Heap<O> {
         if class != e.code() {
             e.set_state(if class == LARGE { State::Large } else { State::Block });
             e.set_code(class);
+            e.set_bits(0);
             self.pages.space.window.set_code(e.start(), 1, class);
             self.given.count(usize::from(class).min(ABOVE), 1);
         }

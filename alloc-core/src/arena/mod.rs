@@ -5,6 +5,7 @@
 pub(crate) mod bin;
 pub(crate) mod figures;
 pub(crate) mod large;
+mod recorded;
 pub(crate) mod slab;
 #[cfg(test)]
 mod tests;
@@ -521,7 +522,7 @@ impl<O: Os> Heap<O> {
                 u.slab_bytes += (e.pages() as usize) << LG_PAGE;
                 u.out_bytes += used as usize * class_bytes(e.code());
             }
-            State::Block => u.out_bytes += class_bytes(e.code()),
+            State::Block | State::Recorded => u.out_bytes += class_bytes(e.code()),
             _ => {
                 u.large += 1;
                 u.large_bytes += (e.pages() as usize) << LG_PAGE;

@@ -25,6 +25,11 @@ const DETACHED: u32 = 1 << 16;
 /// The slab is on the arena's pending list, or about to be.
 const PENDING: u32 = 1 << 17;
 
+/// Free slots of a slab with this control word, by a glance.
+pub(crate) fn free_slots(ctl: u32) -> u32 {
+    (ctl & COUNT).saturating_sub(ZERO)
+}
+
 /// A view of a slab's shared words.
 #[derive(Clone, Copy)]
 pub(crate) struct Slots<'a> {

@@ -615,7 +615,7 @@ mod tests {
             "",
             ",",
             " , ,",
-            "metadata_thp:auto,prof:true,prof_new_thing:1,tcache_max:4096,retain:false",
+            "metadata_thp:auto,prof_stats:true,prof_new_thing:1,tcache_max:4096,retain:false",
             "narenas:default",
         ] {
             assert_eq!(complaint(text), None, "{text}");

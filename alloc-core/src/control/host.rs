@@ -9,6 +9,8 @@ use super::options::{self, OPTIONS, SetError};
 use super::report::{self, Format};
 use super::stats;
 use super::text::Line;
+use crate::prof;
+pub use crate::prof::DeviceBlock;
 use core::ffi::{c_char, c_void};
 
 /// Takes a piece of a report: the context, its bytes and their number.
@@ -53,6 +55,11 @@ pub struct HostTable {
     purge: extern "C" fn() -> usize,
     /// Writes a report: 0 text, 1 JSON, 2 `malloc_info`, 3 Prometheus. 0, or EINVAL for another format.
     report: unsafe extern "C" fn(sink: Sink, ctx: *mut c_void, format: u32) -> i32,
+    /// Enters memory of a device into the profiler's ledger; what to give to `device_free`, or 0 where it
+    /// is not recorded.
+    device_alloc: unsafe extern "C" fn(block: *const DeviceBlock) -> u64,
+    /// Takes it off again; `pending` not 0: a stream still uses it, and a second call will follow.
+    device_free: extern "C" fn(handle: u64, stream: u64, pending: u32),
 }
 
 /// The table of this allocator.
@@ -73,6 +80,8 @@ impl HostTable {
             stat_read,
             purge,
             report,
+            device_alloc,
+            device_free,
         }
     }
 
@@ -144,6 +153,21 @@ impl HostTable {
     /// Gives free pages back to the kernel at once; `false` where there were none.
     pub fn purge(&self) -> bool {
         (self.purge)() != 0
+    }
+
+    /// Enters memory of a device into the profiler's ledger; what to give to [`Self::device_free`], or 0
+    /// where it is not recorded. `user` names who uses it, where that is known better than by scopes.
+    #[must_use]
+    pub fn device_alloc(&self, block: &DeviceBlock, user: &str) -> u64 {
+        let block = DeviceBlock { user: user.as_ptr(), user_bytes: user.len(), ..*block };
+        // SAFETY: both are live for the call.
+        unsafe { (self.device_alloc)(&raw const block) }
+    }
+
+    /// Takes memory of a device off the ledger; `pending`: a stream still uses it, and a second call
+    /// will follow.
+    pub fn device_free(&self, handle: u64, stream: u64, pending: bool) {
+        (self.device_free)(handle, stream, u32::from(pending));
     }
 
     /// Writes a report to `sink`; `false` where the host does not know the format.
@@ -262,6 +286,25 @@ unsafe extern "C" fn report(sink: Sink, ctx: *mut c_void, format: u32) -> i32 {
     0
 }
 
+/// # Safety
+/// `block` is null or points to a block that says its own size, and whose `user` is null or points to
+/// `user_bytes` bytes.
+unsafe extern "C" fn device_alloc(block: *const DeviceBlock) -> u64 {
+    // SAFETY: the caller's duty.
+    let Some(bytes) = (unsafe { block.cast::<usize>().as_ref() }) else { return 0 };
+    if *bytes < size_of::<DeviceBlock>() {
+        return 0;
+    }
+    // SAFETY: it is not smaller than what is known of it.
+    let block = unsafe { &*block };
+    // SAFETY: the caller's duty.
+    prof::device_alloc(block, unsafe { slice(block.user, block.user_bytes) })
+}
+
+extern "C" fn device_free(handle: u64, stream: u64, pending: u32) {
+    prof::device_free(handle, stream, pending != 0);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -345,6 +388,8 @@ mod tests {
     fn the_layout_is_that_of_the_c_header() {
         assert_eq!(core::mem::offset_of!(HostTable, option_read), 8);
         assert_eq!(core::mem::offset_of!(HostTable, report), 56);
-        assert_eq!(size_of::<HostTable>(), 64);
+        assert_eq!(size_of::<HostTable>(), 80);
+        assert_eq!(core::mem::offset_of!(DeviceBlock, device), 40);
+        assert_eq!(size_of::<DeviceBlock>(), 64);
     }
 }

@@ -34,6 +34,7 @@ pub(crate) fn counters() -> stats::Counters {
     let (pages, usage, caches) =
         crate::front::at_rest(|| (HEAP.pages.counts(), HEAP.usage(), crate::process::caches()));
     let (pages, usage) = with_explicit(pages, usage);
+    let [prof_blocks, prof_live_blocks, prof_missed] = crate::prof::counts();
     let bytes = |pages: u64| pages << LG_PAGE;
     stats::Counters {
         allocated_bytes: (usage.out_bytes as u64).saturating_sub(caches.bytes),
@@ -66,6 +67,9 @@ pub(crate) fn counters() -> stats::Counters {
         large_live_blocks: usage.large as u64,
         slabs: usage.slabs as u64,
         rseq_aborts: caches.rseq_aborts,
+        prof_blocks,
+        prof_live_blocks,
+        prof_missed,
     }
 }
 

@@ -333,6 +333,9 @@ macro_rules! options {
 
 options! {
     [
+        prof_prefix: "What the names of the profiler's dumps begin with: `PREFIX.PID.NUMBER.WHY.thprof`. Empty is `thermalloc`, in the working directory.";
+        prof_events: "Writes every event of recorded blocks to this file (`docs/profile-format.md`). `%p` in it becomes the process id, which a program that forks needs.";
+        prof_classes: "A file of rules by which reports assign call stacks to components, before those that are built in. Noted in profiles for their readers.";
         trace_file: "Records every extent that the page layer gives out and takes back into this file, for the policy lab (`lab/README.md`). An absolute path, opened anew for each write; `%p` in it becomes the process id, which a program that starts others needs. Empty records nothing.";
     ]
     background_thread: Bool = true, 0..=1, Live, "Purge from a thread of thermalloc's own, so that memory goes back also when the program stops allocating.";
@@ -346,6 +349,17 @@ options! {
     limit_percent: Count = 90, 0..=100, Live, "The same for the process's cgroup, in per cent of its memory.high or memory.max (v1: its limit), whichever is lower. 0 does not look at the cgroup.";
     rseq: Bool = true, 0..=1, Start, "Caches per CPU by restartable sequences. Off, or where the kernel or libc has none: caches per thread.";
     strip_deepbind: Bool = true, 0..=1, Live, "Drop RTLD_DEEPBIND from the flags of dlopen: a library loaded with it would free our blocks by another allocator.";
+    prof: Bool = false, 0..=1, Start, "Record blocks with their call stacks, by samples, for profiles.";
+    prof_active: Bool = true, 0..=1, Live, "Records go on; with `prof:true` only. A thread notices a change when it has allocated 2 MiB more.";
+    lg_prof_sample: Count = 19, 0..=62, Live, "The mean distance between samples, as the base-2 logarithm of bytes. 0 records every block, each in pages of its own. Blocks above 1 MiB are all recorded.";
+    prof_budget: Count = 2000, 0..=10_000_000, Live, "The most samples in a second, for which the distance between them is raised. 0 sets no limit.";
+    prof_seed: Count = 0, 0..=4_294_967_295, Start, "What the choice of samples begins with, for results that can be repeated. 0 begins anew in each process.";
+    prof_tensorflow: Bool = true, 0..=1, Live, "Read what TensorFlow says of each of its allocations: operator, step and kind.";
+    lg_prof_interval: Count = -1, -1..=62, Live, "Write a dump each time that so many more bytes were allocated, as the base-2 logarithm. -1 and 0 write none.";
+    prof_gdump: Bool = false, 0..=1, Live, "Write a dump when the program has grown beyond all that it was.";
+    prof_final: Bool = false, 0..=1, Live, "Write a dump at the end of the process.";
+    prof_jeprof: Bool = false, 0..=1, Live, "Write dumps as jemalloc does, for jeprof: `PREFIX.PID.NUMBER.WHY.heap`.";
+    prof_leak: Bool = false, 0..=1, Live, "Say on standard error what is still live at the end of the process.";
     narenas: Count = 0, 0..=4095, Start, "Number of arenas. 0 has one for each CPU.";
 }
 
@@ -437,6 +451,11 @@ impl Row {
             Kind::Text => return None,
         };
         self.allows(value).then_some(value)
+    }
+
+    /// The value in force of the process, as a program reads it.
+    pub(crate) fn show_value<const N: usize>(&self, line: &mut Line<N>) {
+        self.show_plain_in(&OPTIONS, line);
     }
 
     /// The value in force as a person writes it.

@@ -182,6 +182,9 @@ stats! {
         collapse_failures: Count Total, "Refusals of that by the kernel: pinned or locked pages, or no free huge page.";
         collapse_us: Microseconds Total, "Time that it took; at most a third of a CPU's.";
         hugetlb_bytes: Bytes Now, "Memory from the kernel's reserved huge pages.";
+        prof_blocks: Count Total, "Blocks that the profiler recorded.";
+        prof_live_blocks: Count Now, "Those that are live.";
+        prof_missed: Count Total, "Blocks, stacks and names that it chose and could not record.";
     }
     derived {
         huge_percent: Percent Now = |c| (c.huge_bytes * 100).checked_div(sum(&[c.active_bytes, c.dirty_bytes])).unwrap_or(0), "Coverage: huge_bytes of the active and the dirty bytes.";

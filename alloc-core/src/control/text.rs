@@ -50,6 +50,16 @@ impl<const N: usize> Line<N> {
         self.bytes(digits.get(start..).unwrap_or(&[]))
     }
 
+    /// In hexadecimal digits, without a prefix.
+    pub(crate) fn hex(&mut self, number: u64) -> &mut Self {
+        let digits = 16 - (number | 1).leading_zeros() / 4;
+        for at in (0..digits).rev() {
+            let digit = usize::try_from(number >> (at * 4) & 15).unwrap_or(0);
+            self.bytes(b"0123456789abcdef".get(digit..=digit).unwrap_or(&[]));
+        }
+        self
+    }
+
     pub(crate) fn signed(&mut self, number: i64) -> &mut Self {
         if number < 0 {
             self.str("-");
@@ -94,14 +104,13 @@ impl<const N: usize> Line<N> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::string::ToString;
 
     proptest! {
         #[test]
         fn numbers_read_as_std_writes_them(signed: i64, unsigned: u64) {
             let mut line = Line::<64>::new();
-            line.signed(signed).str(" ").unsigned(unsigned);
-            let expected = signed.to_string() + " " + &unsigned.to_string();
+            line.signed(signed).str(" ").unsigned(unsigned).str(" ").hex(unsigned);
+            let expected = std::format!("{signed} {unsigned} {unsigned:x}");
             prop_assert_eq!(line.as_bytes(), expected.as_bytes());
         }
 
@@ -118,8 +127,8 @@ mod tests {
     #[test]
     fn extremes_and_columns() {
         let mut line = Line::<64>::new();
-        line.signed(i64::MIN).pad(24).unsigned(0);
-        assert_eq!(line.as_bytes(), b"-9223372036854775808    0");
+        line.signed(i64::MIN).pad(24).unsigned(0).str(" ").hex(0).str(" ").hex(u64::MAX);
+        assert_eq!(line.as_bytes(), b"-9223372036854775808    0 0 ffffffffffffffff");
         line.clear();
         line.pad(1000);
         assert_eq!(line.as_bytes().len(), 64);

@@ -444,7 +444,7 @@ impl<O: Os> PageHeap<O> {
         let inner = self.inner.lock();
         for id in 1..inner.cache.record_end() {
             let e = self.space.extents.get(id);
-            if matches!(e.state(), State::Slab | State::Block | State::Large) {
+            if matches!(e.state(), State::Slab | State::Block | State::Large | State::Recorded) {
                 visit(e);
             }
         }
@@ -471,12 +471,18 @@ impl<O: Os> PageHeap<O> {
                 return (n, id);
             }
             let state = self.space.extents.get(id).state();
-            if matches!(state, State::Slab | State::Block | State::Large) {
+            if matches!(state, State::Slab | State::Block | State::Large | State::Recorded) {
                 out[n] = id;
                 n += 1;
             }
         }
         (n, 0)
+    }
+
+    /// Calls `visit` with every extent, while they change.
+    pub(crate) fn glance(&self, mut visit: impl FnMut(&super::Extent)) {
+        let end = self.inner.lock().cache.record_end();
+        (1..end).for_each(|id| visit(self.space.extents.get(id)));
     }
 
     /// The locks, in the order in which they are taken.

@@ -49,6 +49,8 @@ pub(crate) enum State {
     Purging,
     /// Not ours: something else was mapped here when the window grew past it.
     Foreign,
+    /// A live block that the profiler recorded, whatever its class.
+    Recorded,
 }
 
 impl State {
@@ -61,6 +63,7 @@ impl State {
             5 => Self::Clean,
             6 => Self::Purging,
             7 => Self::Foreign,
+            8 => Self::Recorded,
             _ => Self::Unused,
         }
     }
@@ -138,7 +141,7 @@ impl Extent {
         magic, set_magic: u32;
         /// Free piece: when its youngest page was freed, milliseconds of the heap's clock.
         stamp_ms, set_stamp_ms: u64;
-        /// Slab: index of its bitmap.
+        /// Slab: index of its bitmap. Large, recorded: the profiler's entry, or 0.
         bits, set_bits: u32;
         /// Slab: number of slots.
         slots, set_slots: u16;

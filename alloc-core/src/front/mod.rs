@@ -28,6 +28,7 @@ use crate::background;
 use crate::control::options;
 use crate::os::linux;
 use crate::process::{self, HEAP};
+use crate::prof::{self, Period, Way};
 
 static CPU_CACHES: CpuCaches = CpuCaches::new();
 static THREAD_CACHES: ThreadCaches = ThreadCaches::new();
@@ -81,8 +82,9 @@ pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
     unsafe { rseq::pop(CPU_CACHES.table(), class) }
 }
 
-/// Allocates a block of `class` where [`alloc`] gave none, but counted it. Null: out of memory.
-pub(crate) fn alloc_slow(class: SizeClass) -> *mut u8 {
+/// Allocates a block of `class`, for a request of `size` bytes, where [`alloc`] gave none, but counted
+/// it. Null: out of memory.
+pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
     if let Some((_busy, cache)) = own_cache(tls()) {
         let block = cache.pop(class);
         if !block.is_null() {
@@ -90,14 +92,29 @@ pub(crate) fn alloc_slow(class: SizeClass) -> *mut u8 {
         }
     }
     if tls().bytes_until_event.get() < 0 {
-        event();
-        // SAFETY: the table has an entry for every CPU.
-        let block = unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) };
+        let block = alloc_at_event(class, size);
         if !block.is_null() {
             return block;
         }
     }
     refill(class)
+}
+
+/// As [`alloc_slow`], where an event is due; null where the caller has to go on.
+#[cold]
+#[inline(never)]
+fn alloc_at_event(class: SizeClass, size: usize) -> *mut u8 {
+    // What a thread that is bound to an arena gets is that arena's, so that its end takes all of it.
+    let due = event(size);
+    if !apart::is_set(apart::BOUND) {
+        let block = prof::alloc_chosen(class, size, due);
+        if !block.is_null() {
+            apart::note(size_class::class_bytes(class), 0);
+            return block;
+        }
+    }
+    // SAFETY: the table has an entry for every CPU.
+    unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) }
 }
 
 /// Frees a block whose class-map code is byte `page` of `codes`. False, and nothing done: the caller goes on
@@ -112,12 +129,11 @@ pub(crate) unsafe fn free(codes: *const AtomicU8, page: usize, block: *mut u8) -
     unsafe { rseq::push(CPU_CACHES.table(), codes, page, block) }
 }
 
-/// Counts `bytes` that were allocated past the caches, by this thread.
+/// Counts `bytes` that are allocated past the caches, by this thread. True: the block is one that the
+/// profiler records.
 #[inline]
-pub(crate) fn count_allocated(bytes: usize) {
-    if tls::count(bytes) {
-        event();
-    }
+pub(crate) fn count_allocated(bytes: usize) -> bool {
+    tls::count(bytes) && event(bytes)
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
@@ -288,19 +304,114 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
     true
 }
 
-/// Bytes between two events of a thread.
-const EVENT_BYTES: i64 = 2 << 20;
+/// Bytes between two events of a thread: one less than a block that has a class and of which the profiler
+/// records all.
+const EVENT_BYTES: i64 = (2 << 20) - 1;
 
-/// What happens each time a thread has allocated [`EVENT_BYTES`] more, and at its first allocation.
+/// What happens each time a thread has allocated [`EVENT_BYTES`] more or comes to a sample, and at its
+/// first allocation. `size`: the block at hand. True: the profiler records it.
 #[cold]
 #[inline(never)]
-fn event() {
+fn event(size: usize) -> bool {
     let tls = tls();
     let allocated = thread_allocated();
-    tls.allocated_at_event.set(allocated.wrapping_add_signed(EVENT_BYTES));
-    tls.bytes_until_event.set(EVENT_BYTES);
+    let passed = tls.event_interval.get() - tls.bytes_until_event.get();
+    let mut way = way(tls);
+    // The options are read when the heap starts.
+    let period = if process::ready() { prof::period() } else { Period::OFF };
+    let chosen = way.advance(period, passed, size);
+    keep(tls, way);
+    let interval = way.next(EVENT_BYTES);
+    tls.event_interval.set(interval);
+    tls.allocated_at_event.set(allocated.wrapping_add_signed(interval));
+    tls.bytes_until_event.set(interval);
+    prof::passed(passed);
     // Who only allocates frees no pages, and may have grown.
     background::notice();
+    chosen && tls.vfork.get() == 0
+}
+
+/// The thread's way to its next sample.
+fn way(tls: &Tls) -> Way {
+    if tls.random.get() == 0 {
+        tls.random.set(seed(tls));
+    }
+    Way {
+        left: tls.sample_left.get(),
+        period: Period(tls.sample_period.get()),
+        random: tls.random.get(),
+    }
+}
+
+fn keep(tls: &Tls, way: Way) {
+    tls.sample_left.set(way.left);
+    tls.sample_period.set(way.period.0);
+    tls.random.set(way.random);
+}
+
+fn seed(tls: &Tls) -> u64 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let nth = u64::from(NEXT.fetch_add(1, Relaxed)) << 32;
+    match options::prof_seed() {
+        // The kernel puts threads and clocks where nobody plans them.
+        0 => nth ^ linux::now_ns(libc::CLOCK_MONOTONIC) ^ core::ptr::from_ref(tls).addr() as u64,
+        seed => nth | u64::from(seed),
+    }
+}
+
+/// The period with which this thread's last sample was chosen.
+pub(crate) fn sample_period() -> Period {
+    Period(tls().sample_period.get())
+}
+
+/// Whether the profiler, at `period`, chooses a block of `size` bytes, whatever this thread allocated before.
+pub(crate) fn toss(period: Period, size: usize) -> bool {
+    let tls = tls();
+    let mut way = way(tls);
+    let chosen = way.toss(period, size);
+    tls.random.set(way.random);
+    chosen && tls.vfork.get() == 0
+}
+
+/// The thread begins to record a block; false: it is at it already.
+pub(crate) fn begin_recording() -> bool {
+    let begins = tls().recording.replace(1) == 0;
+    compiler_fence(core::sync::atomic::Ordering::SeqCst);
+    begins
+}
+
+/// The end of [`begin_recording`], if that was true.
+pub(crate) fn end_recording() {
+    compiler_fence(core::sync::atomic::Ordering::SeqCst);
+    tls().recording.set(0);
+}
+
+/// The tag of the scope that the thread is in.
+pub(crate) fn scope() -> u32 {
+    tls().scope.get()
+}
+
+pub(crate) fn set_scope(tag: u32) {
+    tls().scope.set(tag);
+}
+
+/// The number that the profiler knows the thread by; 0: none yet.
+pub(crate) fn thread_number() -> u32 {
+    tls().thread.get()
+}
+
+pub(crate) fn set_thread_number(number: u32) {
+    tls().thread.set(number);
+}
+
+/// The part of the thread's own stack that is known to be readable; the kernel took it from no other.
+pub(crate) fn known_stack() -> (usize, usize) {
+    (tls().stack_low.get(), tls().stack_high.get())
+}
+
+pub(crate) fn set_known_stack(low: usize, high: usize) {
+    tls().stack_low.set(low);
+    tls().stack_high.set(high);
 }
 
 /// Bytes that this thread has allocated so far.
@@ -430,7 +541,7 @@ mod tests {
 
     fn take(class: SizeClass, bytes: usize) -> *mut u8 {
         let block = alloc(usize::from(class), bytes);
-        if block.is_null() { alloc_slow(class) } else { block }
+        if block.is_null() { alloc_slow(class, bytes) } else { block }
     }
 
     fn free_all(class: SizeClass, blocks: Vec<*mut u8>) {

@@ -21,6 +21,9 @@ pub(crate) const SLAB_CLASSES: usize = 72;
 /// Class-map code of the first page of a live block above [`CACHED_MAX`].
 pub(crate) const LARGE: u8 = 200;
 
+/// Class-map code of the first page of a live block that the profiler recorded and that has a class.
+pub(crate) const RECORDED: u8 = 201;
+
 /// Sizes up to this have their class in a table.
 pub(crate) const TINY_MAX: usize = 1024;
 

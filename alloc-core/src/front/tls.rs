@@ -108,6 +108,21 @@ pub(crate) struct Tls {
     /// The most that the difference of the two was, above what it was at the last reset.
     pub(crate) peak: Cell<u64>,
     pub(crate) peak_base: Cell<u64>,
+    /// Bytes from the last event to the next.
+    pub(crate) event_interval: Cell<i64>,
+    /// Profiler: the way to the next sample.
+    pub(crate) sample_left: Cell<i64>,
+    pub(crate) sample_period: Cell<u64>,
+    pub(crate) random: Cell<u64>,
+    /// Profiler: the thread's own stack, as far as it is known to be readable.
+    pub(crate) stack_low: Cell<usize>,
+    pub(crate) stack_high: Cell<usize>,
+    /// Profiler: the tag of the innermost scope.
+    pub(crate) scope: Cell<u32>,
+    /// Profiler: the thread's number; 0: it has none yet.
+    pub(crate) thread: Cell<u32>,
+    /// Profiler: not 0 while a block is being recorded.
+    pub(crate) recording: Cell<u8>,
 }
 
 impl Tls {

@@ -136,6 +136,16 @@ pub(crate) fn mincore(addr: usize, len: usize, pages: &mut [u8]) -> Result<(), E
     check(unsafe { syscall(libc::SYS_mincore, addr, len, to, 0, 0, 0) }).map(drop)
 }
 
+/// Whether the eight bytes at `addr` can be read: the kernel reads them as a set of signals, and then
+/// finds that nothing is to be done with it.
+pub(crate) fn is_readable(addr: usize) -> bool {
+    const NOTHING: usize = usize::MAX;
+    let bytes = size_of::<SignalSet>();
+    // SAFETY: the kernel reads, if it can, and changes nothing.
+    let result = unsafe { syscall(libc::SYS_rt_sigprocmask, NOTHING, addr, 0, bytes, 0, 0) };
+    check(result) != Err(Errno(libc::EFAULT)) && addr != 0
+}
+
 /// Moves the pages of `[from, from + len)` over the mapping at `to`; `from` stays mapped, empty.
 ///
 /// # Safety
@@ -174,6 +184,21 @@ pub(crate) fn now_ms() -> u64 {
 pub(crate) fn now_us() -> u64 {
     let now = clock(libc::CLOCK_MONOTONIC);
     now.sec.cast_unsigned() * 1_000_000 + now.nsec.cast_unsigned() / 1000
+}
+
+/// Nanoseconds of a clock: `CLOCK_MONOTONIC`, which profiles count in, or `CLOCK_REALTIME`.
+pub(crate) fn now_ns(clock_id: libc::clockid_t) -> u64 {
+    let now = clock(clock_id);
+    now.sec.cast_unsigned() * 1_000_000_000 + now.nsec.cast_unsigned()
+}
+
+/// The calling thread's name, filled up with zero bytes.
+pub(crate) fn thread_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    let to = name.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel writes at most 16 bytes.
+    let _ = unsafe { syscall(libc::SYS_prctl, int(libc::PR_GET_NAME), to, 0, 0, 0, 0) };
+    name
 }
 
 fn clock(id: i32) -> Timespec {
@@ -320,7 +345,8 @@ pub(crate) fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
     check(unsafe { syscall(libc::SYS_write, int(fd), bytes.as_ptr().addr(), bytes.len(), 0, 0, 0) })
 }
 
-fn open(path: &CStr) -> Result<i32, Errno> {
+/// Opens a file for reading.
+pub(crate) fn open(path: &CStr) -> Result<i32, Errno> {
     let flags = int(libc::O_RDONLY | libc::O_CLOEXEC);
     // SAFETY: the kernel reads the path up to its end.
     let fd = check(unsafe {
@@ -339,13 +365,22 @@ pub(crate) fn open_append(path: &CStr, anew: bool) -> Result<i32, Errno> {
     i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
 }
 
+/// Where a symbolic link points to; the number of bytes, at most what `out` holds.
+pub(crate) fn read_link(path: &CStr, out: &mut [u8]) -> Result<usize, Errno> {
+    let (from, to) = (path.as_ptr().addr(), out.as_mut_ptr().expose_provenance());
+    let nr = libc::SYS_readlinkat;
+    // SAFETY: the kernel reads the path up to its end and writes at most the length given.
+    check(unsafe { syscall(nr, int(libc::AT_FDCWD), from, to, out.len(), 0, 0) })
+}
+
 /// Closes a descriptor of ours.
 pub(crate) fn close(fd: i32) {
     // SAFETY: the caller does not use it any more.
     let _ = unsafe { syscall(libc::SYS_close, int(fd), 0, 0, 0, 0, 0) };
 }
 
-fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
+/// One `read(2)`; the result is the number of bytes read, 0 at the end.
+pub(crate) fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
     let to = buffer.as_mut_ptr().expose_provenance();
     // SAFETY: the kernel writes at most the length given.
     check(unsafe { syscall(libc::SYS_read, int(fd), to, buffer.len(), 0, 0, 0) })
@@ -365,14 +400,6 @@ pub(crate) fn read_pieces(path: &CStr, mut each: impl FnMut(&[u8])) -> Result<()
     };
     close(fd);
     result
-}
-
-/// What a symbolic link says, as far as `buffer` holds it; how many bytes that are.
-pub(crate) fn read_link(path: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
-    let (nr, at) = (libc::SYS_readlinkat, int(libc::AT_FDCWD));
-    let to = buffer.as_mut_ptr().expose_provenance();
-    // SAFETY: the kernel reads the path up to its end, and writes at most the length given.
-    check(unsafe { syscall(nr, at, path.as_ptr().addr(), to, buffer.len(), 0, 0) })
 }
 
 /// Reads a small file (of `/proc` or `/sys`) up to its end or the end of the buffer; the result

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::linux;
 
-/// The address of a variable of libc that may be missing; null where it is.
+/// The address of a variable or function of libc that may be missing; null where it is.
 macro_rules! weak {
     ($symbol:literal) => {{
         let address: *const *const usize;
@@ -131,6 +131,13 @@ fn probe_page_size() -> usize {
         unsafe { linux::madvise(*addr, 0, libc::MADV_DONTNEED) }.is_ok()
     };
     [4 << 10, 16 << 10].into_iter().find(on_page).unwrap_or(64 << 10)
+}
+
+/// An address just above the frames of the first thread's stack; 0 where that can't be found.
+pub(crate) fn first_stack_end() -> usize {
+    let symbol = weak!("__libc_stack_end");
+    // SAFETY: null, or the address of a pointer variable.
+    unsafe { symbol.as_ref() }.map_or(0, |end| end.addr())
 }
 
 /// What the kernel put on the first thread's stack: argc, argv, NULL, envp, NULL, pairs.

@@ -363,7 +363,7 @@ static CONFIG: &[Child] = &[
     read("lazy_lock", Bool, |_| yes(false)),
     read("malloc_conf", Text, |_| text(super::super::conf::BUILT_IN)),
     read("opt_safety_checks", Bool, |_| yes(false)),
-    read("prof", Bool, |_| yes(false)),
+    read("prof", Bool, |_| yes(true)),
     read("prof_libgcc", Bool, |_| yes(false)),
     read("prof_libunwind", Bool, |_| yes(false)),
     read("stats", Bool, |_| yes(true)),

@@ -1,0 +1,352 @@
+//! Dumps: what the ledger holds, written to a file while the program runs on.
+use core::ffi::CStr;
+
+use super::file::{Desk, File, Introduced, Writer};
+use super::{
+    LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
+};
+use crate::arena::slab::free_slots;
+use crate::control::options::{self, Kind, TEXT_BYTES};
+use crate::control::stats::{self, Span, Unit};
+use crate::control::text::Line;
+use crate::extent::State;
+use crate::extent::page_map::LG_PAGE;
+use crate::front::size_class::class_bytes;
+use crate::os::{Errno, linux, start};
+use crate::process::HEAP;
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use thermalloc_prof_format::{
+    Extent, Lifetimes, Lost, Mapping, Opt, Process, Record, SnapshotBegin, SnapshotEnd, Stat, Text,
+    Totals, Words, extent_state,
+};
+
+/// Why there is no dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DumpError {
+    /// The profiler is off (option `prof`).
+    Off,
+    /// Another dump is being written.
+    Busy,
+    /// The system's error number.
+    System(i32),
+}
+
+impl core::fmt::Display for DumpError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            DumpError::Off => f.write_str("the profiler is off: start the process with prof:true"),
+            DumpError::Busy => f.write_str("another dump is being written"),
+            DumpError::System(errno) => write!(f, "errno {errno}"),
+        }
+    }
+}
+
+impl core::error::Error for DumpError {}
+
+static DESK: Desk = Desk::new();
+/// Dumps so far, by names and by number within the process.
+static FILES: AtomicU64 = AtomicU64::new(0);
+static SNAPSHOTS: AtomicU64 = AtomicU64::new(0);
+static INTERVALS: AtomicU64 = AtomicU64::new(0);
+static REQUESTS: AtomicU64 = AtomicU64::new(0);
+static PEAKS: AtomicU64 = AtomicU64::new(0);
+/// Bytes allocated, as far as threads told; the last interval that was dumped.
+static PASSED: AtomicU64 = AtomicU64::new(0);
+/// Pages of the window at the last dump of a peak.
+static PEAK_PAGES: AtomicU32 = AtomicU32::new(0);
+
+/// In a fork's child.
+pub(super) fn forget() {
+    DESK.forget();
+    FILES.store(0, Relaxed);
+}
+
+/// Writes a dump to a new file at `path`.
+pub(super) fn to(path: &CStr, reason: &[u8]) -> Result<(), DumpError> {
+    if !options::prof() && !is_on() {
+        return Err(DumpError::Off);
+    }
+    let system = |Errno(errno)| DumpError::System(errno);
+    let desk = DESK.take().ok_or(DumpError::Busy)?;
+    let memory = &mut *desk.memory;
+    (memory.sequence, memory.introduced) = (0, Introduced::default());
+    let file = File::open(path, true).map_err(system)?;
+    let mut writer = Writer::new(&file, memory);
+    header(&mut writer);
+    mappings(&mut writer);
+    snapshot(&mut writer, reason);
+    writer.finish().map(drop).map_err(system)
+}
+
+/// Writes a dump in jemalloc's format to a new file at `path`.
+pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
+    if !options::prof() && !is_on() {
+        return Err(DumpError::Off);
+    }
+    let desk = DESK.take().ok_or(DumpError::Busy)?;
+    let file = File::open(path, true);
+    let written = file.and_then(|file| heap_v2::write(&file, &mut *desk.memory));
+    written.map_err(|Errno(errno)| DumpError::System(errno))
+}
+
+/// Writes a dump to a file whose name starts as the option says: `PREFIX.PID.NUMBER.LETTER[N].thprof`, or
+/// `.heap` where it is in jemalloc's format.
+pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
+    let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
+    let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
+    if options::prof_jeprof() { heap_v2_to(path) } else { to(path, reason) }
+}
+
+fn name(line: &mut Line<{ TEXT_BYTES + 80 }>, letter: u8) -> Option<&CStr> {
+    let prefix = options::prof_prefix();
+    match prefix.as_bytes() {
+        b"" => line.str("thermalloc"),
+        prefix => line.bytes(prefix),
+    };
+    line.str(".").signed(linux::getpid().into());
+    line.str(".").unsigned(FILES.fetch_add(1, Relaxed)).str(".").bytes(&[letter]);
+    let counter = match letter {
+        b'i' => Some(&INTERVALS),
+        b'm' => Some(&PEAKS),
+        b'u' => Some(&REQUESTS),
+        _ => None,
+    };
+    if let Some(counter) = counter {
+        line.unsigned(counter.fetch_add(1, Relaxed));
+    }
+    line.str(if options::prof_jeprof() { ".heap\0" } else { ".thprof\0" });
+    CStr::from_bytes_with_nul(line.as_bytes()).ok()
+}
+
+/// A thread has allocated `bytes` more: a dump each time that another interval is full.
+#[cold]
+pub(super) fn on_interval(bytes: u64) {
+    let lg = options::lg_prof_interval().min(62);
+    let before = PASSED.fetch_add(bytes, Relaxed);
+    if before >> lg != before.wrapping_add(bytes) >> lg {
+        let _ = by_prefix(b'i', b"interval");
+    }
+}
+
+/// A dump when the program has grown beyond all that it was.
+pub(super) fn on_peak() {
+    if !options::prof_gdump() {
+        return;
+    }
+    let (pages, last) = (HEAP.pages.space.window.pages(), PEAK_PAGES.load(Relaxed));
+    if pages > last && PEAK_PAGES.compare_exchange(last, pages, Relaxed, Relaxed).is_ok() {
+        let _ = by_prefix(b'm', b"peak");
+    }
+}
+
+/// What the options ask for at the process's end.
+pub(super) fn at_exit() {
+    log::finish();
+    if options::prof_final() {
+        let _ = by_prefix(b'f', b"exit");
+    }
+    if options::prof_leak() {
+        leak_summary();
+    }
+}
+
+fn leak_summary() {
+    let (mut bytes, mut blocks, mut sites) = (0.0, 0.0, 0u64);
+    for (figures, _) in (1..TOTALS.end()).filter_map(|id| TOTALS.read(id)) {
+        bytes += figures.weighted_live_bytes;
+        blocks += figures.weighted_live_blocks;
+        sites += u64::from(figures.live_blocks > 0);
+    }
+    let mut line = Line::<160>::new();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "casts saturate")]
+    let (bytes, blocks) = (bytes as u64, blocks as u64);
+    line.str("thermalloc: leak: about ").unsigned(bytes).str(" bytes in ").unsigned(blocks);
+    line.str(" blocks of ").unsigned(sites).str(" sites are live at the end");
+    let _ = linux::write(2, line.end().as_bytes());
+}
+
+/// The records that a file begins with.
+pub(super) fn header(writer: &mut Writer<'_>) {
+    const VERSION: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
+    const MACHINE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+    let mut text = [0; 32 + 1024];
+    text[..VERSION.len()].copy_from_slice(VERSION);
+    let path = linux::read_link(c"/proc/self/exe", &mut text[VERSION.len()..]).unwrap_or(0);
+    let period_bytes = period_bytes();
+    #[allow(clippy::cast_possible_truncation, reason = "a page, and a few letters")]
+    writer.push(&Record::Process(Process {
+        pid: linux::getpid().cast_unsigned(),
+        machine: MACHINE,
+        time_ns: now_ns(),
+        unix_ns: linux::now_ns(libc::CLOCK_REALTIME),
+        period_bytes,
+        exact_bytes: super::EXACT_ABOVE_BYTES as u64 + 1,
+        page_bytes: start::page_size() as u32,
+        version_bytes: VERSION.len() as u32,
+        text: Text(&text[..VERSION.len() + path]),
+    }));
+    for row in options::ROWS {
+        if row.get() != row.default || row.kind == Kind::Text {
+            option(writer, row);
+        }
+    }
+}
+
+/// The period in the format's terms: 0 records every block.
+fn period_bytes() -> u64 {
+    match super::period() {
+        Period::ALL => 0,
+        Period(bytes) => bytes,
+    }
+}
+
+fn option(writer: &mut Writer<'_>, row: &options::Row) {
+    let mut text = Line::<{ TEXT_BYTES + 64 }>::new();
+    text.str(row.name);
+    row.show_value(&mut text);
+    if text.as_bytes().len() > row.name.len() {
+        #[allow(clippy::cast_possible_truncation, reason = "an option's name")]
+        let name_bytes = row.name.len() as u32;
+        writer.push(&Record::Option(Opt { name_bytes, flags: 0, text: Text(text.as_bytes()) }));
+    }
+}
+
+/// The mappings that have code in them.
+pub(super) fn mappings(writer: &mut Writer<'_>) {
+    let mut base = 0;
+    maps::for_each(|mapping| {
+        if mapping.offset == 0 {
+            base = mapping.start;
+        }
+        if mapping.flags & 4 == 0 || mapping.path.is_empty() {
+            return;
+        }
+        let mut text = [0; 64 + 1024];
+        let id = maps::Module { start: base, end: mapping.end }.build_id(&mut text[..64]);
+        let len = mapping.path.len().min(1024);
+        text[id..id + len].copy_from_slice(&mapping.path[..len]);
+        #[allow(clippy::cast_possible_truncation, reason = "at most 64")]
+        writer.push(&Record::Mapping(Mapping {
+            start: mapping.start as u64,
+            end: mapping.end as u64,
+            offset: mapping.offset,
+            flags: mapping.flags,
+            build_id_bytes: id as u32,
+            text: Text(&text[..id + len]),
+        }));
+    });
+}
+
+/// The state of the ledger and of the allocator.
+pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
+    let number = SNAPSHOTS.fetch_add(1, Relaxed) + 1;
+    let before = writer.records();
+    let large_period_bytes = match large_period() {
+        Period::ALL => 0,
+        Period(bytes) => bytes,
+    };
+    writer.push(&Record::SnapshotBegin(SnapshotBegin {
+        time_ns: now_ns(),
+        number,
+        step: STEP.load(Relaxed),
+        period_bytes: period_bytes(),
+        large_period_bytes,
+        reason: Text(reason),
+    }));
+    totals(writer);
+    for block in (1..LIVE.end()).filter_map(|index| LIVE.glance(index)) {
+        writer.introduce(block.site, block.tag, block.thread);
+        writer.push(&Record::Live(block.into()));
+    }
+    figures(writer);
+    HEAP.pages.glance(|e| extent(writer, e));
+    let (blocks, sites) = (MISSED.load(Relaxed), SITES.lost());
+    if blocks + sites > 0 {
+        writer.push(&Record::Lost(Lost { time_ns: now_ns(), events: 0, blocks, sites }));
+    }
+    let records = writer.records() - before + 1;
+    writer.push(&Record::SnapshotEnd(SnapshotEnd { time_ns: now_ns(), number, records }));
+}
+
+fn totals(writer: &mut Writer<'_>) {
+    for (f, total) in (1..TOTALS.end()).filter_map(|id| TOTALS.read(id)) {
+        writer.introduce(f.site, f.tag, 0);
+        writer.push(&Record::Totals(Totals {
+            site: f.site,
+            tag: f.tag,
+            space: f.space,
+            flags: 0,
+            live_blocks: f.live_blocks,
+            live_bytes: f.live_bytes,
+            all_blocks: f.all_blocks,
+            all_bytes: f.all_bytes,
+            weighted_live_blocks: f.weighted_live_blocks,
+            weighted_live_bytes: f.weighted_live_bytes,
+            weighted_all_blocks: f.weighted_all_blocks,
+            weighted_all_bytes: f.weighted_all_bytes,
+        }));
+        if let Some(bins) = total.lifetimes() {
+            #[allow(clippy::cast_possible_truncation, reason = "a constant")]
+            writer.push(&Record::Lifetimes(Lifetimes {
+                site: f.site,
+                tag: f.tag,
+                time_bins: super::live::TIME_BINS as u32,
+                flags: f.space,
+                bins: Words::from_slice(&bins),
+            }));
+        }
+    }
+}
+
+fn figures(writer: &mut Writer<'_>) {
+    let snapshot = stats::snapshot();
+    for row in stats::ROWS {
+        let unit = match row.unit {
+            Unit::Bytes => 0,
+            Unit::Count => 1,
+            Unit::Milliseconds => 2,
+            Unit::Microseconds => 3,
+            Unit::Percent => 4,
+        };
+        writer.push(&Record::Stat(Stat {
+            value: row.get(&snapshot),
+            unit,
+            flags: u32::from(row.span == Span::Total),
+            name: Text(row.name.as_bytes()),
+        }));
+    }
+}
+
+fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
+    let (state, start, pages) = (e.state(), e.start(), e.pages());
+    let kind = match state {
+        State::Slab => extent_state::SLAB,
+        State::Block => extent_state::BLOCK,
+        State::Large => extent_state::LARGE,
+        State::Recorded => extent_state::SAMPLED,
+        State::Dirty | State::Purging => extent_state::DIRTY,
+        State::Clean => extent_state::CLEAN,
+        _ => return,
+    };
+    let (mut slots, mut used, mut class) = (0, 0, 0);
+    if matches!(state, State::Slab | State::Block | State::Recorded) {
+        #[allow(clippy::cast_possible_truncation, reason = "at most 1 MiB")]
+        let bytes = class_bytes(e.code()) as u32;
+        class = bytes;
+    }
+    if state == State::Slab {
+        slots = u32::from(e.slots());
+        used = slots - free_slots(e.ctl.load(Relaxed)).min(slots);
+    }
+    // It may have become something else meanwhile: a picture can bear to lack one.
+    if (e.state(), e.start(), e.pages()) == (state, start, pages) {
+        writer.push(&Record::Extent(Extent {
+            address: HEAP.pages.space.window.address(start) as u64,
+            bytes: u64::from(pages) << LG_PAGE,
+            state: kind,
+            class_bytes: class,
+            slots,
+            used,
+        }));
+    }
+}

@@ -1,0 +1,228 @@
+//! The log (option `prof_events`): every event of recorded blocks, in the order in which they happened. The
+//! background thread empties the ring into the file; a thread that finds the ring nearly full does so
+//! itself. The file is opened for each write, so that no descriptor is kept.
+//!
+//! A fork's child goes on in a file of its own where the path has `%p` in it, and else records nothing.
+use core::ffi::CStr;
+
+use super::file::{Desk, File, Introduced, Writer};
+use super::ring::{Ring, SLOTS, WORDS};
+use super::{MISSED, SITES, dump, large_period, live, now_ns};
+use crate::control::options;
+use crate::control::text::Line;
+use crate::os::{Errno, linux};
+use crate::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, Release},
+};
+use crate::trace_file::{PATH_BYTES, expand};
+use thermalloc_prof_format::{Block, Free, Lost, Period, Record, Resize, Retag, Step};
+
+static ON: AtomicBool = AtomicBool::new(false);
+static RING: Ring = Ring::new();
+static DESK: Desk = Desk::new();
+
+/// Events in the ring at which a thread doesn't wait for the background thread.
+const MANY: u64 = SLOTS / 2;
+
+/// What happened to a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Kind {
+    Alloc,
+    /// At the time that the `usable` of the block says; pending on a stream if its `flags` say so.
+    Free,
+    Resize,
+    Retag,
+    /// Its number is the block's `step`.
+    Step,
+    Period,
+}
+
+/// Whether events are recorded.
+#[inline]
+pub(super) fn is_on() -> bool {
+    ON.load(Relaxed)
+}
+
+fn path(line: &mut Line<PATH_BYTES>) -> Option<&CStr> {
+    let option = options::prof_events();
+    if option.as_bytes().is_empty() {
+        return None;
+    }
+    expand(option.as_bytes(), linux::getpid(), line);
+    line.bytes(b"\0");
+    CStr::from_bytes_with_nul(line.as_bytes()).ok()
+}
+
+/// Begins the log, where the option asks for it; `report` gets a line where the file can't be made.
+pub(super) fn start(report: impl FnOnce(&[u8])) {
+    let mut line = Line::new();
+    let Some(path) = path(&mut line) else { return };
+    if let Err(Errno(errno)) = begin(path) {
+        let mut line = Line::<128>::new();
+        line.str("thermalloc: option prof_events: \"")
+            .excerpt(options::prof_events().as_bytes(), 40);
+        line.str("\" can't be written (errno ").signed(errno.into()).str("): nothing is recorded");
+        report(line.end().as_bytes());
+    }
+}
+
+fn begin(path: &CStr) -> Result<(), Errno> {
+    let Some(desk) = DESK.take() else { return Err(Errno(libc::EBUSY)) };
+    if !RING.start() {
+        return Err(Errno(libc::ENOMEM));
+    }
+    let memory = &mut *desk.memory;
+    (memory.sequence, memory.introduced) = (0, Introduced::default());
+    let file = File::open(path, true)?;
+    let mut writer = Writer::new(&file, memory);
+    dump::header(&mut writer);
+    memory.sequence = writer.finish()?;
+    ON.store(true, Release);
+    Ok(())
+}
+
+/// In a fork's child.
+pub(super) fn forget() {
+    DESK.forget();
+    if ON.swap(false, Relaxed) && options::prof_events().as_bytes().windows(2).any(|w| w == b"%p") {
+        start(|_| {});
+    }
+}
+
+fn put(kind: Kind, block: &Block) {
+    let mut words = [kind as u64; WORDS];
+    words[1..].copy_from_slice(&live::pack(block));
+    if RING.put(words).is_none_or(|waiting| waiting >= MANY) {
+        write_out();
+    }
+}
+
+#[inline]
+pub(super) fn alloc(block: &Block) {
+    if is_on() {
+        put(Kind::Alloc, block);
+    }
+}
+
+/// A block was freed at `now`; `pending`: 1 where a stream still uses it.
+#[inline]
+pub(super) fn free(block: &Block, now: u64, pending: u16) {
+    if is_on() {
+        put(Kind::Free, &Block { usable: now, flags: pending, thread: super::thread(), ..*block });
+    }
+}
+
+#[inline]
+pub(super) fn resize(block: &Block, now: u64) {
+    if is_on() {
+        put(Kind::Resize, &Block { time_ns: now, thread: super::thread(), ..*block });
+    }
+}
+
+#[inline]
+pub(super) fn retag(block: &Block, now: u64) {
+    if is_on() {
+        put(Kind::Retag, &Block { time_ns: now, thread: super::thread(), ..*block });
+    }
+}
+
+#[inline]
+pub(super) fn step(step: u64, now: u64) {
+    if is_on() {
+        put(Kind::Step, &Block { time_ns: now, step, thread: super::thread(), ..Block::default() });
+    }
+}
+
+/// Sampling goes on with another period.
+#[inline]
+pub(super) fn period() {
+    if is_on() {
+        let (small, large) = (super::period().0, large_period().0);
+        put(
+            Kind::Period,
+            &Block { time_ns: now_ns(), size: small, usable: large, ..Block::default() },
+        );
+    }
+}
+
+/// Appends what was recorded since the last time. True: the log is on.
+pub(super) fn write_out() -> bool {
+    if !is_on() {
+        return false;
+    }
+    if append(|writer| drain(writer, SLOTS)).is_err_and(|errno| errno != Errno(libc::EBUSY)) {
+        ON.store(false, Relaxed);
+    }
+    is_on()
+}
+
+/// Appends all events, and a dump.
+pub(super) fn finish() {
+    if is_on() {
+        let _ = append(|writer| {
+            drain(writer, 2 * SLOTS);
+            dump::mappings(writer);
+            dump::snapshot(writer, b"exit");
+        });
+    }
+}
+
+fn append(write: impl FnOnce(&mut Writer<'_>)) -> Result<(), Errno> {
+    let Some(desk) = DESK.take() else { return Err(Errno(libc::EBUSY)) };
+    let mut line = Line::new();
+    let file = File::open(path(&mut line).ok_or(Errno(libc::ENOENT))?, false)?;
+    let memory = &mut *desk.memory;
+    let mut writer = Writer::new(&file, memory);
+    write(&mut writer);
+    memory.sequence = writer.finish()?;
+    memory.introduced.again();
+    Ok(())
+}
+
+fn drain(writer: &mut Writer<'_>, most: u64) {
+    for _ in 0..most {
+        let Some(words) = RING.take() else { break };
+        let mut rest = [0; WORDS - 1];
+        rest.copy_from_slice(&words[1..]);
+        push(writer, words[0], live::unpack(rest));
+    }
+    let events = RING.dropped();
+    if events > 0 {
+        writer.push(&Record::Lost(Lost {
+            time_ns: now_ns(),
+            events,
+            blocks: MISSED.load(Relaxed),
+            sites: SITES.lost(),
+        }));
+    }
+}
+
+fn push(writer: &mut Writer<'_>, kind: u64, b: Block) {
+    let Block { time_ns, serial, address, size, usable, thread, .. } = b;
+    let record = match kind {
+        0 => {
+            writer.introduce(b.site, b.tag, thread);
+            Record::Alloc(b)
+        }
+        1 => Record::Free(Free {
+            time_ns: usable,
+            serial,
+            address,
+            born_ns: time_ns,
+            thread,
+            flags: b.flags.into(),
+            stream: b.stream,
+        }),
+        2 => Record::Resize(Resize { time_ns, serial, address, size, usable, thread, flags: 0 }),
+        3 => {
+            writer.introduce(0, b.tag, thread);
+            Record::Retag(Retag { time_ns, serial, tag: b.tag, thread })
+        }
+        4 => Record::Step(Step { time_ns, step: b.step, thread, flags: 0 }),
+        _ => Record::Period(Period { time_ns, period_bytes: size, large_period_bytes: usable }),
+    };
+    writer.introduce(0, 0, thread);
+    writer.push(&record);
+}
