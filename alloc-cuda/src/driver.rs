@@ -462,6 +462,15 @@ macro_rules! table {
         }
 
         impl Table {
+            /// The address of one function; null where this driver has none of that name.
+            pub fn address(&self, symbol: &str) -> *const c_void {
+                match symbol {
+                    $(stringify!($symbol) => self.$name as *const c_void,)*
+                    $(stringify!($osymbol) => self.$oname.map_or(std::ptr::null(), |call| call as *const c_void),)*
+                    _ => std::ptr::null(),
+                }
+            }
+
             /// Asks `lookup` for each symbol.
             ///
             /// # Safety
