@@ -253,13 +253,6 @@ impl Gpu {
         unsafe { self.driver.stream_wait_event(stream, event.event, 0) }
     }
 
-    pub(crate) fn is_capturing(&self, stream: Stream) -> bool {
-        let mut status = 0;
-        // SAFETY: a valid place to write to; the caller's stream is alive.
-        let asked = unsafe { self.driver.stream_is_capturing(stream, &raw mut status) };
-        asked.is_ok() && status != constant::STREAM_CAPTURE_STATUS_NONE
-    }
-
     // ---- virtual memory -----------------------------------------------------------------------
 
     pub(crate) fn reserve(&self, bytes: u64) -> Result<u64, Error> {
@@ -287,6 +280,11 @@ impl Gpu {
     pub(crate) fn release(&self, handle: u64) {
         // SAFETY: a handle that was created here and is released once.
         let _ = unsafe { self.driver.mem_release(handle) };
+    }
+
+    /// Whether chunks can be exported as file descriptors.
+    pub(crate) fn exports_fds(&self) -> bool {
+        self.handle_types & constant::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0
     }
 
     /// Maps chunks side by side, all or none.
@@ -449,10 +447,6 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    pub(crate) fn event(&self) -> Event {
-        self.event
-    }
-
     /// Puts the event back while others still trust it, as a fault.
     pub(crate) fn recycle_early(&self) {
         if planted(fault::EARLY_EVENT) {

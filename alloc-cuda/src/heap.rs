@@ -1099,13 +1099,33 @@ impl Heap {
             .map(|(i, chunk)| (region.base + i as u64 * CHUNK, chunk.handle))
     }
 
-    /// The handle of the chunk at an address.
-    pub(crate) fn handle_at(&self, region: u32, addr: u64) -> u64 {
-        match self.regions.get(region as usize) {
-            Some(Some(region)) if region.source == Source::Virtual => {
-                region.chunks[region.chunk(addr)].handle
+    /// The handles of the chunks under a block, and where it begins within the first.
+    pub(crate) fn handles_of(&self, region: u32, addr: u64, bytes: u64) -> (Vec<u64>, u64) {
+        let Some(Some(found)) = self.regions.get(region as usize) else { return (Vec::new(), 0) };
+        let mut handles = Vec::new();
+        let mut add = |region: &Region, run: Run| {
+            let chunks = &region.chunks[region.chunk(run.addr)..=region.chunk(run.end() - 1)];
+            handles.extend(chunks.iter().map(|chunk| chunk.handle));
+        };
+        if found.source == Source::View {
+            if let Some(view) = &self.views[found.view as usize] {
+                for &(index, run) in &view.runs {
+                    if let Some(part) = &self.regions[index as usize] {
+                        add(part, run);
+                    }
+                }
             }
-            _ => 0,
+        } else {
+            add(found, Run { addr, bytes });
+        }
+        (handles, (addr - found.base) % CHUNK)
+    }
+
+    /// Where the allocation of a segment begins.
+    pub(crate) fn segment_base(&self, region: u32) -> Option<u64> {
+        match self.regions.get(region as usize)?.as_ref()?.source {
+            Source::Segment { base, .. } => Some(base),
+            _ => None,
         }
     }
 

@@ -8,8 +8,10 @@
 mod background;
 mod bins;
 mod block;
+mod buffer;
 mod capture;
 mod chunk_map;
+mod default_pool;
 pub mod driver;
 #[doc(hidden)]
 pub mod fault;
@@ -17,13 +19,23 @@ mod gpu;
 mod heap;
 mod heat;
 mod history;
+mod ipc;
+mod managed;
 mod oom;
+mod pinned;
 mod pool;
+mod snapshot;
+pub mod stats;
 mod stream;
 
+pub use buffer::{Borrowed, Buffer, BufferError};
 pub use capture::{Capture, GraphMemory, PoolId, StreamFilter};
+pub use default_pool::{DefaultPool, DefaultPoolStats};
 pub use gpu::Backing;
+pub use ipc::{Export, ExportError, Imported};
+pub use managed::{Advice, Managed, Place};
 pub use oom::{AllocError, FreeError, Holder, OutOfMemory, PendingOn};
-pub use pool::{OnStream, Pool, PoolBuilder, Reuse, TagGuard};
+pub use pinned::{PinnedError, PinnedPool, PinnedStats};
+pub use pool::{OnOutOfMemory, OnStream, Pool, PoolBuilder, Reuse, TagGuard};
 
 const _: () = assert!(usize::BITS == 64);

@@ -339,7 +339,7 @@ pub(crate) struct Inner {
     pub(crate) reserved: AtomicU64,
     pub(crate) reserved_peak: AtomicU64,
     /// Chunks that are mapped nowhere.
-    idle_chunks: Mutex<Vec<u64>>,
+    pub(crate) idle_chunks: Mutex<Vec<u64>>,
     last_poll_ms: AtomicU64,
     polling: AtomicBool,
     pub(crate) captures: Captures,
@@ -522,6 +522,13 @@ impl Pool {
     /// Changes how long an allocation that finds no memory waits; `None` switches that off.
     pub fn set_wait_ms(&self, ms: Option<u64>) {
         self.inner.wait_ms.store(ms.unwrap_or(0), Relaxed);
+    }
+
+    /// Changes the window and the decay, as in [`PoolBuilder`].
+    pub fn set_heat(&self, hot_window_ms: u64, decay_ms: Option<u64>) {
+        let mut heat = lock(&self.inner.heat);
+        heat.window_ms = hot_window_ms;
+        heat.decay_ms = decay_ms;
     }
 
     /// Names this thread's allocations until the guard is dropped.
@@ -1427,13 +1434,6 @@ impl Inner {
         {
             self.give_back(bytes, Some(before_ms));
         }
-    }
-
-    /// Changes the window and the decay.
-    pub(crate) fn set_heat(&self, window_ms: u64, decay_ms: Option<u64>) {
-        let mut heat = lock(&self.heat);
-        heat.window_ms = window_ms;
-        heat.decay_ms = decay_ms;
     }
 
     // ---- out of memory ------------------------------------------------------------------------
