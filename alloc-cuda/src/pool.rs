@@ -1754,5 +1754,11 @@ impl Drop for Inner {
         for handle in lock(&self.idle_chunks).drain(..) {
             self.gpu.release(handle);
         }
+        if self.gpu.backing == Backing::DriverPool {
+            // Frees of the driver's pool are over at a synchronisation.
+            let _ = self.gpu.synchronize();
+        }
+        // Threads remember heaps; those must not keep the device.
+        self.all_streams().iter().for_each(|stream| stream.forget_events());
     }
 }

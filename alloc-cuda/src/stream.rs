@@ -156,6 +156,11 @@ impl StreamState {
         }
     }
 
+    /// Lets go of all events.
+    pub(crate) fn forget_events(&self) {
+        lock(&self.events).clear();
+    }
+
     /// Asks after the newest closed epochs first, as far as they go on being incomplete.
     pub(crate) fn poll(&self, gpu: &Gpu) -> Result<(), Error> {
         loop {
