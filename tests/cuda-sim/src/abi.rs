@@ -79,8 +79,10 @@ pub(crate) fn put_text(to: &Out<c_char>, length: i32, text: &str) -> R {
     let kept = text.len().min(length - 1);
     // SAFETY: the caller promises room for `length` bytes.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.0.cast(), kept) };
-    // SAFETY: as above; `kept` is below `length`.
-    unsafe { to.0.add(kept).write(0) };
+    // SAFETY: `kept` is below `length`.
+    let end = unsafe { to.0.add(kept) };
+    // SAFETY: as above.
+    unsafe { end.write(0) };
     Ok(())
 }
 

@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_void};
 
 use thermalloc_cuda::driver::{
     AccessDesc, AllocationProp, Call, Context, DevicePtr, Event, Function, Graph, GraphExec,
-    GraphNode, HostFn, IpcEventHandle, IpcMemHandle, Location, MemHandle, MemPool, MemPoolProps,
-    Module, PoolPtrExport, Stream, Table, UserObject, code, constant,
+    GraphNode, HostFn, IpcMemHandle, Location, MemHandle, MemPool, MemPoolProps, Module,
+    PoolPtrExport, Stream, Table, UserObject, code, constant,
 };
 
 use crate::abi::{Addr, Arg, ConstAddr, In, Out, put_text};
@@ -508,7 +508,8 @@ functions! {
         if props.handle_types != 0 && !state.config.export_fd {
             return Err(code::ERROR_NOT_SUPPORTED);
         }
-        let made = state.new_pool(device, props.handle_types);
+        let fd = if props.handle_types == 0 { state.vram_fd } else { state.own_file()? };
+        let made = state.new_pool(device, props.handle_types, fd);
         if state.config.version >= 12_020 {
             state.pool_limit(made, props.max_size as u64)?;
         }
@@ -565,6 +566,29 @@ functions! {
         let set = pool.access.iter().find(|(other, _)| *other == device).map(|(_, flags)| *flags);
         let own = if pool.device == device { constant::MEM_ACCESS_FLAGS_PROT_READWRITE } else { 0 };
         flags.set(set.unwrap_or(own))
+    }
+
+    fn cuMemPoolExportToShareableHandle(cx, handle: Addr, pool: MemPool, kind: u32, _flags: u64) {
+        pools(cx)?;
+        let fd = cx.state()?.export_pool(pool.0, kind)?;
+        handle.put(fd)
+    }
+    fn cuMemPoolImportFromShareableHandle(cx, pool: Out<MemPool>, handle: Addr, kind: u32, _flags: u64) {
+        pools(cx)?;
+        let fd = passed_fd(handle, kind)?;
+        let device = cx.device()?;
+        let made = cx.state()?.import_pool(device, fd)?;
+        pool.set(MemPool(made))
+    }
+    fn cuMemPoolExportPointer(cx, data: Out<PoolPtrExport>, ptr: DevicePtr) {
+        pools(cx)?;
+        let made = cx.state()?.export_block(ptr)?;
+        data.set(PoolPtrExport(made))
+    }
+    fn cuMemPoolImportPointer(cx, ptr: Out<DevicePtr>, pool: MemPool, data: Out<PoolPtrExport>) {
+        pools(cx)?;
+        let made = cx.state()?.import_block(pool.0, &data.get()?.0)?;
+        ptr.set(made)
     }
 
     fn cuMemAddressReserve(cx, ptr: Out<DevicePtr>, bytes: usize, alignment: usize, hint: DevicePtr, flags: u64) {
@@ -639,11 +663,7 @@ functions! {
     }
     fn cuMemImportFromShareableHandle(cx, handle: Out<MemHandle>, shareable: Addr, kind: u32) {
         vmm(cx)?;
-        if kind != constant::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
-            return Err(code::ERROR_NOT_SUPPORTED);
-        }
-        // The descriptor itself stands where an address could.
-        let fd = i32::try_from(shareable.number()).map_err(|_| code::ERROR_INVALID_VALUE)?;
+        let fd = passed_fd(shareable, kind)?;
         let made = cx.state()?.import_phys(fd)?;
         handle.set(made)
     }
@@ -859,6 +879,14 @@ fn pools(cx: &mut Cx) -> R {
 
 fn vmm(cx: &mut Cx) -> R {
     if cx.state()?.config.vmm { Ok(()) } else { Err(code::ERROR_NOT_SUPPORTED) }
+}
+
+/// A descriptor stands itself where an address could.
+fn passed_fd(handle: Addr, kind: u32) -> R<i32> {
+    if kind != constant::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+        return Err(code::ERROR_NOT_SUPPORTED);
+    }
+    i32::try_from(handle.number()).map_err(|_| code::ERROR_INVALID_VALUE)
 }
 
 fn alloc_async(cx: &mut Cx, ptr: &Out<DevicePtr>, bytes: usize, pool: usize, slot: u32) -> R {
@@ -1096,10 +1124,10 @@ fn full_table<const S: usize>() -> Table {
         mem_pool_set_attribute: Some(cuMemPoolSetAttribute::<S>),
         mem_pool_set_access: Some(cuMemPoolSetAccess::<S>),
         mem_pool_get_access: Some(cuMemPoolGetAccess::<S>),
-        mem_pool_export_to_shareable_handle: None,
-        mem_pool_import_from_shareable_handle: None,
-        mem_pool_export_pointer: None,
-        mem_pool_import_pointer: None,
+        mem_pool_export_to_shareable_handle: Some(cuMemPoolExportToShareableHandle::<S>),
+        mem_pool_import_from_shareable_handle: Some(cuMemPoolImportFromShareableHandle::<S>),
+        mem_pool_export_pointer: Some(cuMemPoolExportPointer::<S>),
+        mem_pool_import_pointer: Some(cuMemPoolImportPointer::<S>),
         mem_address_reserve: Some(cuMemAddressReserve::<S>),
         mem_address_free: Some(cuMemAddressFree::<S>),
         mem_create: Some(cuMemCreate::<S>),

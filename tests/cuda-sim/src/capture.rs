@@ -107,7 +107,7 @@ impl State {
             other => self.realise(epoch, other),
         };
         let latency = self.config.latency;
-        let moved = if latency.bytes_per_us == 0 { 0 } else { bytes * 1000 / latency.bytes_per_us };
+        let moved = (bytes * 1000).checked_div(latency.bytes_per_us).unwrap_or(0);
         self.push(
             epoch,
             work,

@@ -25,6 +25,23 @@ fn duplicate(fd: i32) -> R<i32> {
     if copy < 0 { Err(code::ERROR_OPERATING_SYSTEM) } else { Ok(copy) }
 }
 
+fn pack(fields: [u64; 4]) -> [u8; 64] {
+    let mut handle = [0; 64];
+    for (bytes, field) in handle.chunks_mut(8).zip(fields) {
+        bytes.copy_from_slice(&field.to_ne_bytes());
+    }
+    handle
+}
+
+fn unpack(handle: &[u8; 64]) -> [u64; 4] {
+    let field = |index: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&handle[8 * index..8 * index + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    [field(0), field(1), field(2), field(3)]
+}
+
 impl State {
     pub(crate) fn export_phys(&mut self, handle: MemHandle, kind: u32) -> R<i32> {
         let phys = self.phys.get(&handle).ok_or(code::ERROR_INVALID_VALUE)?;
@@ -85,21 +102,65 @@ impl State {
         if region.kind != Kind::Device || start != ptr {
             return Err(code::ERROR_INVALID_VALUE);
         }
-        let fields = [u64::from(std::process::id()), fd as u64, offset, region.len];
-        let mut handle = [0; 64];
-        for (bytes, field) in handle.chunks_mut(8).zip(fields) {
-            bytes.copy_from_slice(&field.to_ne_bytes());
+        Ok(pack([u64::from(std::process::id()), fd as u64, offset, region.len]))
+    }
+
+    /// A file of its own for memory that another process may open.
+    pub(crate) fn own_file(&mut self) -> R<i32> {
+        let fd = crate::memory::memfd()?;
+        self.own_fds.push(fd);
+        Ok(fd)
+    }
+
+    pub(crate) fn export_pool(&mut self, pool: usize, kind: u32) -> R<i32> {
+        let pool = self.pool_mut(pool)?;
+        if kind != constant::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || pool.handle_types & kind == 0
+        {
+            return Err(code::ERROR_INVALID_VALUE);
         }
-        Ok(handle)
+        duplicate(pool.fd)
+    }
+
+    pub(crate) fn import_pool(&mut self, device: u32, fd: i32) -> R<usize> {
+        inode(fd)?;
+        let fd = duplicate(fd)?;
+        self.own_fds.push(fd);
+        let made = self.new_pool(device, 0, fd);
+        self.pool_mut(made)?.imported = true;
+        Ok(made)
+    }
+
+    pub(crate) fn export_block(&mut self, ptr: u64) -> R<[u8; 64]> {
+        let (start, region) = self.region_at(ptr).ok_or(code::ERROR_INVALID_VALUE)?;
+        let (Kind::PoolBlock(pool), Place::File { offset, .. }) = (region.kind, region.place)
+        else {
+            return Err(code::ERROR_INVALID_VALUE);
+        };
+        let (len, offset) = (region.len, offset + (ptr - start));
+        if self.pool_mut(pool)?.handle_types == 0 {
+            return Err(code::ERROR_INVALID_VALUE);
+        }
+        Ok(pack([offset, len - (ptr - start), 0, 0]))
+    }
+
+    pub(crate) fn import_block(&mut self, pool: usize, data: &[u8; 64]) -> R<u64> {
+        let found = self.pool_mut(pool)?;
+        if !found.imported {
+            return Err(code::ERROR_INVALID_VALUE);
+        }
+        let (device, fd) = (found.device, found.fd);
+        let [offset, len, ..] = unpack(data);
+        if len == 0 {
+            return Err(code::ERROR_INVALID_VALUE);
+        }
+        let at =
+            self.arena.alloc(Self::alloc_charge(len), 2 << 20).ok_or(code::ERROR_OUT_OF_MEMORY)?;
+        self.add_region(at, len, Kind::Imported, device, Some(Place::File { fd, offset }));
+        Ok(at)
     }
 
     pub(crate) fn ipc_open(&mut self, device: u32, handle: &[u8; 64]) -> R<u64> {
-        let field = |index: usize| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(&handle[8 * index..8 * index + 8]);
-            u64::from_ne_bytes(bytes)
-        };
-        let [pid, fd, offset, len] = [field(0), field(1), field(2), field(3)];
+        let [pid, fd, offset, len] = unpack(handle);
         if pid == u64::from(std::process::id()) {
             return Err(code::ERROR_INVALID_CONTEXT);
         }

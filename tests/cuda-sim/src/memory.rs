@@ -352,13 +352,16 @@ impl State {
         let mut pieces = Vec::with_capacity(1);
         let mut at = ptr;
         let end = ptr.saturating_add(len);
-        let device = 1u32 << self.streams[epoch.slot as usize].device;
+        let device = self.streams[epoch.slot as usize].device;
+        let bit = 1u32 << device;
+        let peers = self.devices[device as usize].peers | bit;
         while at < end {
             let Self { regions, shadow, streams, host, .. } = self;
             let found = regions.range_mut(..=at).next_back();
             let may = |region: &Region| {
-                (!reads || region.readable & device != 0)
-                    && (!writes || region.writable & device != 0)
+                (!reads || region.readable & bit != 0)
+                    && (!writes || region.writable & bit != 0)
+                    && (region.kind != Kind::Device || peers & 1 << region.device != 0)
             };
             let (start, region) = match found {
                 Some((&start, region)) if at < start + region.len && may(region) => (start, region),
@@ -520,9 +523,12 @@ impl State {
         let Some(region) = self.bury(at) else {
             return Ok(());
         };
-        self.drop_backing(region.phys..region.phys + region.len, region.place);
         let charge = Self::alloc_charge(region.len);
-        if region.kind != Kind::Imported {
+        if region.kind == Kind::Imported {
+            // The bytes are another process's.
+            self.shadow.forget(region.phys..region.phys + region.len);
+        } else {
+            self.drop_backing(region.phys..region.phys + region.len, region.place);
             self.discharge(region.device, charge);
         }
         self.arena.free(at, charge);
@@ -619,10 +625,11 @@ impl State {
 
     pub(crate) fn address_reserve(&mut self, bytes: u64, align: u64, hint: u64) -> R<u64> {
         let granule = self.config.granularity_bytes;
-        if bytes == 0 || bytes % granule != 0 || (align != 0 && !align.is_power_of_two()) {
+        if bytes == 0 || !bytes.is_multiple_of(granule) || (align != 0 && !align.is_power_of_two())
+        {
             return Err(code::ERROR_INVALID_VALUE);
         }
-        let at = if hint != 0 && hint % granule == 0 && self.arena.alloc_at(hint, bytes) {
+        let at = if hint != 0 && hint.is_multiple_of(granule) && self.arena.alloc_at(hint, bytes) {
             hint
         } else {
             self.arena.alloc(bytes, align.max(granule)).ok_or(code::ERROR_OUT_OF_MEMORY)?
@@ -658,7 +665,7 @@ impl State {
         handle_types: u32,
     ) -> R<MemHandle> {
         let granule = self.config.granularity_bytes;
-        if bytes == 0 || bytes % granule != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(granule) {
             return Err(code::ERROR_INVALID_VALUE);
         }
         self.charge(device, bytes)?;
@@ -713,10 +720,12 @@ impl State {
         let (device, len, base, place, imported) =
             (phys.device, phys.len, phys.base, phys.place, phys.imported);
         self.phys.remove(&handle);
-        if !imported {
+        if imported {
+            self.shadow.forget(base..base + len);
+        } else {
             self.discharge(device, len);
+            self.drop_backing(base..base + len, place);
         }
-        self.drop_backing(base..base + len, place);
         if let Place::File { fd, .. } = place
             && fd != self.vram_fd
             && self.config.data == Data::None
@@ -737,7 +746,8 @@ impl State {
             return Err(code::ERROR_INVALID_VALUE);
         };
         let (base, place, device, len) = (phys.base, phys.place, phys.device, phys.len);
-        let whole = bytes > 0 && bytes % granule == 0 && offset % granule == 0 && at % granule == 0;
+        let whole =
+            bytes > 0 && [bytes, offset, at].iter().all(|part| part.is_multiple_of(granule));
         // Drivers take no offset but 0, and the handle as a whole.
         if !whole || offset != 0 || bytes != len {
             return Err(code::ERROR_INVALID_VALUE);

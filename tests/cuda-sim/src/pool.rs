@@ -37,6 +37,10 @@ pub(crate) struct Pool {
     free: BTreeMap<u64, FreeBlock>,
     segments: BTreeMap<u64, Segment>,
     pub(crate) handle_types: u32,
+    /// Where its bytes are: a file of its own where another process may open it.
+    pub(crate) fd: i32,
+    /// Of another process: nothing is allocated from it here.
+    pub(crate) imported: bool,
     pub(crate) access: Vec<(u32, u32)>,
     destroyed: bool,
 }
@@ -46,7 +50,7 @@ const GRANULE: u64 = 512;
 const POOL_TAG: usize = 0x5000_0000_0000;
 
 impl State {
-    pub(crate) fn new_pool(&mut self, device: u32, handle_types: u32) -> usize {
+    pub(crate) fn new_pool(&mut self, device: u32, handle_types: u32, fd: i32) -> usize {
         let handle = POOL_TAG | self.unique() << 4;
         self.pools.insert(
             handle,
@@ -62,6 +66,8 @@ impl State {
                 free: BTreeMap::new(),
                 segments: BTreeMap::new(),
                 handle_types,
+                fd,
+                imported: false,
                 access: Vec::new(),
                 destroyed: false,
             },
@@ -141,7 +147,9 @@ impl State {
             return Err(code::ERROR_INVALID_VALUE);
         }
         let bytes = bytes.next_multiple_of(GRANULE);
-        self.pool_mut(handle)?;
+        if self.pool_mut(handle)?.imported {
+            return Err(code::ERROR_NOT_PERMITTED);
+        }
         let pool = &self.pools[&handle];
         let at = match self.pool_find(pool, slot, bytes) {
             Some(at) => at,
@@ -160,7 +168,7 @@ impl State {
         let phys = segment.phys + (at - start);
         pool.used += bytes;
         pool.used_high = pool.used_high.max(pool.used);
-        let device = pool.device;
+        let (device, fd) = (pool.device, pool.fd);
         let others = pool.access.clone();
         for (epoch, clock) in &block.freed {
             if !self.streams[slot as usize].clock.covers(*epoch) {
@@ -174,7 +182,7 @@ impl State {
             readable |= u32::from(flags & 1 != 0) << other;
             writable |= u32::from(flags & 2 != 0) << other;
         }
-        let place = Place::File { fd: self.vram_fd, offset: phys };
+        let place = Place::File { fd, offset: phys };
         let kind = Kind::PoolBlock(handle);
         let uses = Epochs::default();
         self.insert_region(
@@ -193,10 +201,12 @@ impl State {
 
     /// Frees a block in the order of a stream; `None` frees it for everyone at once.
     pub(crate) fn pool_free(&mut self, at: u64, slot: Option<u32>) -> R {
-        let Some((len, Kind::PoolBlock(handle))) =
-            self.regions.get(&at).map(|region| (region.len, region.kind))
-        else {
-            return Err(self.bad_free("cuMemFreeAsync", at));
+        let found = self.regions.get(&at).map(|region| (region.len, region.kind));
+        let (len, handle) = match found {
+            Some((len, Kind::PoolBlock(handle))) => (len, handle),
+            // The exporter's block stays; this process only forgets it.
+            Some((_, Kind::Imported)) => return self.mem_free(at),
+            _ => return Err(self.bad_free("cuMemFreeAsync", at)),
         };
         let mut freed = Vec::new();
         if let Some(slot) = slot {

@@ -172,7 +172,7 @@ impl State {
         };
         for device in 0..state.config.devices {
             let legacy = state.new_stream(device as u32, true, true);
-            let pool = state.new_pool(device as u32, 0);
+            let pool = state.new_pool(device as u32, 0, state.vram_fd);
             state.devices.push(Device {
                 total: state.config.vram_bytes,
                 used: 0,
