@@ -46,6 +46,13 @@ macro_rules! functions {
                     unsafe { super::$symbol::<0>($($arg),*) }
                 }
             )*
+
+            /// The older form, which does not say why it found nothing.
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn cuGetProcAddress(symbol: *const c_char, function: *mut *mut c_void, version: i32, flags: u64) -> u32 {
+                // SAFETY: passed on as it came.
+                unsafe { super::cuGetProcAddress_v2::<0>(symbol, function, version, flags, std::ptr::null_mut()) }
+            }
         }
     };
 }
@@ -77,12 +84,13 @@ functions! {
         text.set(error_text(number)?)
     }
     fn cuGetProcAddress_v2(cx, symbol: In<c_char>, function: Out<*mut c_void>, _version: i32, _flags: u64, status: Out<u32>) {
-        let _state = cx.state()?;
+        let missing = cx.state()?.config.missing.clone();
         let symbol = symbol.text()?;
-        let table = full_table::<0>();
+        let table = table_of(cx.slot);
         // It is asked for names without the suffix of a version.
         let versions = [symbol.clone(), format!("{symbol}_v2"), format!("{symbol}_v3")];
-        let found = versions.iter().rev().map(|name| table.address(name)).find(|found| !found.is_null());
+        let there = versions.iter().rev().filter(|name| !missing.iter().any(|call| call.symbol() == *name));
+        let found = there.map(|name| table.address(name)).find(|found| !found.is_null());
         function.set(found.unwrap_or(std::ptr::null()).cast_mut())?;
         status.set_if_wanted(u32::from(found.is_none()));
         found.map(|_| ()).ok_or(code::ERROR_NOT_FOUND)

@@ -94,7 +94,7 @@ thread_local! {
 
 /// A call on its way: the machine, locked, and the calling thread.
 pub(crate) struct Cx {
-    slot: usize,
+    pub(crate) slot: usize,
     generation: u64,
     guard: Option<MutexGuard<'static, Option<Box<State>>>>,
     pub(crate) current: Context,

@@ -20,6 +20,7 @@ mod enter;
 mod ipc;
 mod memory;
 mod pool;
+mod report;
 mod rng;
 mod shadow;
 mod sim;

@@ -122,7 +122,8 @@ fn nodes_that_nothing_orders_race() {
 fn what_a_capture_forbids() {
     let m = Machine::new(strict());
     let (stream, event) = (m.stream(), m.event());
-    let forbidden: [(&str, &dyn Fn() -> Result<(), Error>, u32); 5] = [
+    type Forbidden<'a> = (&'a str, &'a dyn Fn() -> Result<(), Error>, u32);
+    let forbidden: [Forbidden; 5] = [
         ("query", &|| call!(m, stream_query(stream)), code::ERROR_STREAM_CAPTURE_UNSUPPORTED),
         (
             "synchronize",

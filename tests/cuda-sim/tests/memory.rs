@@ -1,5 +1,7 @@
 //! Memory of every kind: limits, accounts, what freeing and unmapping forbids.
 
+#![allow(clippy::cast_possible_truncation, reason = "small sizes")]
+
 mod common;
 
 use common::{MIB, Machine, call, strict};
@@ -356,7 +358,8 @@ fn managed_memory_is_one_memory() {
     m.write(stream, ptr, 4096, 8);
     m.sync(stream);
     // SAFETY: managed memory, and the write is complete.
-    assert_eq!(unsafe { *(ptr as *const u8).add(100) }, 8);
+    let byte = unsafe { *((ptr + 100) as *const u8) };
+    assert_eq!(byte, 8);
     assert!(call!(m, mem_advise(ptr, 4096, 77, 0)).is_err());
     m.free(ptr).unwrap();
     assert!(call!(m, mem_prefetch_async(ptr, 4096, 0, stream)).is_err());
@@ -388,7 +391,7 @@ fn copies_copy() {
 fn faults_happen_on_the_call_they_were_asked_for() {
     let m = Machine::new(strict());
     m.sim.fail(Call::cuMemAlloc_v2, 2, 2, code::ERROR_OUT_OF_MEMORY);
-    let mut alloc = || {
+    let alloc = || {
         let mut ptr = 0;
         call!(m, mem_alloc(&raw mut ptr, 512)).is_ok()
     };

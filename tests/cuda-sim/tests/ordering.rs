@@ -234,7 +234,8 @@ fn the_host_and_pinned_memory() {
     m.sync(stream);
     m.sim.host_reads(host as u64, 4096);
     // SAFETY: 4096 bytes of pinned memory, and the copy is complete.
-    assert_eq!(unsafe { *host.cast::<u8>().add(4095) }, 7);
+    let last = unsafe { std::slice::from_raw_parts(host.cast::<u8>(), 4096) }[4095];
+    assert_eq!(last, 7);
     call!(m, memcpy_htod_async(device, host, 4096, stream)).unwrap();
     m.sim.host_reads(host as u64, 4096);
     m.sim.assert_clean();

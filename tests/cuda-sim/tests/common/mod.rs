@@ -1,5 +1,6 @@
 //! A machine with a driver and a current context, and short forms of the calls.
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test file uses a part")]
+#![allow(clippy::cast_possible_truncation, reason = "small sizes")]
 
 use thermalloc_cuda::driver::{
     AccessDesc, AllocationProp, DevicePtr, Driver, Error, Event, Location, MemHandle, MemPool,
