@@ -213,10 +213,11 @@ pub(crate) fn perform(action: &Action) -> Result<(), String> {
     match action {
         Action::Fill { to, pattern, edges } => {
             for part in parts(*to, *edges) {
-                let len = (part.end - part.start) as usize;
-                let phase = part.start as usize;
-                let bytes: Vec<u8> = (0..len).map(|i| pattern[(phase + i) % 4]).collect();
-                store(*to, part.start, &bytes);
+                // Parts begin at multiples of four, but for the tail of a piece that is touched at its edges,
+                // which has one value.
+                let bytes = pattern.repeat((part.end - part.start).div_ceil(4) as usize);
+                let bytes = &bytes[..(part.end - part.start) as usize];
+                store(*to, part.start, bytes);
             }
         }
         Action::Expect { from, value, edges } => {

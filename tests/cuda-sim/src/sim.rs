@@ -144,7 +144,14 @@ impl Sim {
 
     /// Makes calls of a function fail: after `skip` good ones, `times` with this code.
     pub fn fail(&self, call: Call, skip: u64, times: u64, code: u32) {
-        self.with(|state| state.faults.push(Fault { call, skip, times, code }));
+        self.with(|state| state.faults.push(Fault { call, skip, times, one_in: 1, code }));
+    }
+
+    /// Makes one call in `one_in` of a function fail, at random.
+    pub fn fail_randomly(&self, call: Call, one_in: u64, code: u32) {
+        self.with(|state| {
+            state.faults.push(Fault { call, skip: 0, times: u64::MAX, one_in, code })
+        });
     }
 
     /// No call is made to fail any more.

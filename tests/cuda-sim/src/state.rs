@@ -71,6 +71,8 @@ pub(crate) struct Fault {
     pub(crate) call: Call,
     pub(crate) skip: u64,
     pub(crate) times: u64,
+    /// Of those calls, one in so many, at random.
+    pub(crate) one_in: u64,
     pub(crate) code: u32,
 }
 
@@ -207,9 +209,13 @@ impl State {
 
     /// Whether this call is made to fail.
     pub(crate) fn injected(&mut self, call: Call) -> Option<u32> {
-        let fault = self.faults.iter_mut().find(|fault| fault.call == call && fault.times > 0)?;
+        let Self { faults, rng, .. } = self;
+        let fault = faults.iter_mut().find(|fault| fault.call == call && fault.times > 0)?;
         if fault.skip > 0 {
             fault.skip -= 1;
+            return None;
+        }
+        if fault.one_in > 1 && rng.below(fault.one_in) > 0 {
             return None;
         }
         fault.times -= 1;

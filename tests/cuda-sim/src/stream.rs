@@ -227,12 +227,18 @@ impl State {
         }
     }
 
-    /// An event that waits for nothing but what runs anyway needs no operation.
+    /// Makes an operation of what a stream was told to wait for, so that it can be waited for itself.
+    /// The legacy stream always waits for others.
     pub(crate) fn settle(&mut self, slot: u32) {
-        if !self.streams[slot as usize].after.is_empty() {
+        if !self.streams[slot as usize].after.is_empty() || self.is_legacy(slot) {
             let epoch = self.begin(slot);
             self.push(epoch, Work::Nothing, 0);
         }
+    }
+
+    fn is_legacy(&self, slot: u32) -> bool {
+        let device = self.streams[slot as usize].device as usize;
+        self.devices.get(device).is_some_and(|device| device.legacy == slot)
     }
 
     /// Runs what it can without calling a host function.
@@ -463,12 +469,12 @@ impl State {
     }
 
     pub(crate) fn event_record(&mut self, event: usize, slot: u32) {
-        self.settle(slot);
-        // What the legacy stream is ordered after is fixed when it does something.
-        let device = self.streams[slot as usize].device as usize;
-        if self.devices[device].legacy == slot || self.streams[slot as usize].blocking {
+        // What a blocking stream and the legacy stream owe each other is fixed when they do something.
+        if self.streams[slot as usize].blocking {
             let epoch = self.begin(slot);
             self.push(epoch, Work::Nothing, 0);
+        } else {
+            self.settle(slot);
         }
         let epoch = self.last(slot);
         let Self { events, streams, .. } = self;

@@ -401,6 +401,26 @@ fn faults_happen_on_the_call_they_were_asked_for() {
 }
 
 #[test]
+fn faults_happen_at_random_and_as_the_seed_says() {
+    let run = |seed| {
+        let m = Machine::new(Config { seed, ..strict() });
+        m.sim.fail_randomly(Call::cuMemAlloc_v2, 4, code::ERROR_OUT_OF_MEMORY);
+        let alloc = |_| {
+            let mut ptr = 0;
+            call!(m, mem_alloc(&raw mut ptr, 512)).is_ok()
+        };
+        let made: Vec<bool> = (0..400).map(alloc).collect();
+        m.sim.fail_nothing();
+        assert!(alloc(0));
+        made
+    };
+    let made = run(3);
+    let failed = made.iter().filter(|made| !**made).count();
+    assert!((60..140).contains(&failed), "{failed}");
+    assert!(run(3) == made && run(4) != made);
+}
+
+#[test]
 fn attributes_of_pointers_tell_the_backing() {
     let m = Machine::new(strict());
     let stream = m.stream();

@@ -201,6 +201,20 @@ fn the_legacy_stream_joins_two_blocking_streams() {
 }
 
 #[test]
+fn waiting_for_the_legacy_stream_waits_for_blocking_streams() {
+    let m = Machine::new(strict());
+    let (blocking, other) = (m.stream_with(constant::STREAM_DEFAULT), m.stream());
+    let ptr = m.alloc(4096);
+    m.write(blocking, ptr, 4096, 1);
+    m.sync(Stream::NULL);
+    m.write(other, ptr, 4096, 2);
+    m.sim.assert_clean();
+    m.sync(Stream::NULL);
+    m.write(blocking, ptr, 4096, 3);
+    m.only(Mistake::Race);
+}
+
+#[test]
 fn per_thread_streams_differ_between_threads_and_block() {
     let m = Machine::new(strict());
     let ptr = m.alloc(4096);
