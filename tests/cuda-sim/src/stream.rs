@@ -335,7 +335,11 @@ impl State {
             return None;
         }
         loop {
-            let op = self.streams[slot as usize].queue.front()?;
+            // The front of a busy stream is behind what it is busy with.
+            let op = self.streams[slot as usize]
+                .queue
+                .front()
+                .filter(|_| !self.streams[slot as usize].busy)?;
             let pending = |epoch: &&Epoch| self.streams[epoch.slot as usize].done < epoch.seq;
             match op.after.iter().find(pending) {
                 Some(earlier) => slot = earlier.slot,

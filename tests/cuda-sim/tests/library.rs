@@ -10,8 +10,8 @@ use std::process::{Command, Output};
 use common::call;
 use cudarc::driver::CudaContext;
 use thermalloc_cuda::driver::{
-    AccessDesc, AllocationProp, Driver, Error, Features, Function, IpcMemHandle, Location, Module,
-    Stream, constant,
+    AccessDesc, AllocationProp, Driver, Error, Features, Function, IpcMemHandle, Location, MemPool,
+    MemPoolProps, Module, PoolPtrExport, Stream, constant,
 };
 
 const CASE: &str = "THERMALLOC_CUDA_CASE";
@@ -264,21 +264,25 @@ fn memory_crosses_to_another_process() {
                 .unwrap();
             // SAFETY: the descriptor is to survive exec.
             unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
-            let hex: String = handle.0.iter().map(|byte| format!("{byte:02x}")).collect();
-            let mut importer =
-                command(name, &format!("importer {fd} {hex}"), &simulated("ipc-importer"), "");
+            let (pool_fd, block) = exported_block(&m);
+            let hex = hex_of(&handle.0);
+            let mut importer = command(
+                name,
+                &format!("importer {fd} {hex} {pool_fd} {}", hex_of(&block.1)),
+                &simulated("ipc-importer"),
+                "",
+            );
             succeeds(&importer.output().unwrap());
             assert_eq!(m.bytes(plain), [0x33; 8], "the importer's writes are seen");
             assert_eq!(m.bytes(chunk.0), [0x44; 8]);
+            assert_eq!(m.bytes(block.0), [0x66; 8]);
         }
         Some(importer) => {
             let mut words = importer.split(' ').skip(1);
             let fd: i32 = words.next().unwrap().parse().unwrap();
-            let hex = words.next().unwrap();
-            let mut handle = IpcMemHandle([0; 64]);
-            for (at, byte) in handle.0.iter_mut().enumerate() {
-                *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap();
-            }
+            let handle = IpcMemHandle(bytes_of(words.next().unwrap()));
+            let pool_fd: i32 = words.next().unwrap().parse().unwrap();
+            let mut block = PoolPtrExport(bytes_of(words.next().unwrap()));
             let m = Loaded::new();
             let mut plain = 0;
             call!(m, ipc_open_mem_handle(&raw mut plain, handle, 1)).unwrap();
@@ -289,8 +293,48 @@ fn memory_crosses_to_another_process() {
             call!(m, memset_d8_async(chunk.0, 0x44, 4096, Stream::NULL)).unwrap();
             call!(m, ctx_synchronize()).unwrap();
             call!(m, ipc_close_mem_handle(plain)).unwrap();
+
+            let (mut pool, mut ptr) = (MemPool::NULL, 0);
+            let shareable = pool_fd as usize as *mut c_void;
+            let kind = constant::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            call!(m, mem_pool_import_from_shareable_handle(&raw mut pool, shareable, kind, 0))
+                .unwrap();
+            call!(m, mem_pool_import_pointer(&raw mut ptr, pool, &raw mut block)).unwrap();
+            assert_eq!(m.bytes(ptr), [0x55; 8]);
+            let mut own = 0;
+            let refused =
+                call!(m, mem_alloc_from_pool_async(&raw mut own, 512, pool, Stream::NULL));
+            assert!(refused.is_err(), "an imported pool allocates nothing");
+            call!(m, memset_d8_async(ptr, 0x66, 4096, Stream::NULL)).unwrap();
+            call!(m, mem_free_async(ptr, Stream::NULL)).unwrap();
+            call!(m, ctx_synchronize()).unwrap();
         }
     }
+}
+
+fn hex_of(bytes: &[u8; 64]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes_of(hex: &str) -> [u8; 64] {
+    std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap())
+}
+
+/// A descriptor of a pool, a block of it, and what another process needs to find that.
+fn exported_block(m: &Loaded) -> (i32, (u64, [u8; 64])) {
+    let kind = constant::MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    let props = MemPoolProps::device(0, kind);
+    let (mut pool, mut fd, mut ptr) = (MemPool::NULL, -1i32, 0);
+    call!(m, mem_pool_create(&raw mut pool, &raw const props)).unwrap();
+    call!(m, mem_pool_export_to_shareable_handle((&raw mut fd).cast(), pool, kind, 0)).unwrap();
+    // SAFETY: the descriptor is to survive exec.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, 0) };
+    call!(m, mem_alloc_from_pool_async(&raw mut ptr, 8192, pool, Stream::NULL)).unwrap();
+    call!(m, memset_d8_async(ptr, 0x55, 8192, Stream::NULL)).unwrap();
+    call!(m, ctx_synchronize()).unwrap();
+    let mut data = PoolPtrExport([0; 64]);
+    call!(m, mem_pool_export_pointer(&raw mut data, ptr)).unwrap();
+    (fd, (ptr, data.0))
 }
 
 /// A mapped chunk: made here, or behind a descriptor.
@@ -316,4 +360,30 @@ fn mapped(m: &Loaded, fd: Option<i32>) -> (u64, u64) {
     };
     call!(m, mem_set_access(ptr, bytes, &raw const desc, 1)).unwrap();
     (ptr, handle)
+}
+
+#[test]
+fn a_c_program_asks_what_it_did_wrong() {
+    let folder = simulated("c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes.c");
+    let program = folder.join("mistakes");
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(&source)
+        .arg(folder.join("libcuda.so.1"));
+    succeeds(&compiler.output().unwrap());
+    let output = Command::new(&program)
+        .env("LD_LIBRARY_PATH", &folder)
+        .env(SIM, "vram=1g")
+        .output()
+        .unwrap();
+    succeeds(&output);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "mistakes 2 leaks 1 used 4096 allocations 2");
+    assert!(lines[1].starts_with("Race: write of 4096 bytes"), "{text}");
+    assert!(lines[2].starts_with("DoubleFree: cuMemFree"), "{text}");
+    assert!(lines[3].starts_with("Leak: device memory of 4096 bytes"), "{text}");
 }
