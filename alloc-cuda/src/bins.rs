@@ -34,6 +34,7 @@ impl Bins {
         Self { summary: 0, words: [0; WORDS], heads: Box::new([0; BINS]), lg_unit, sorted }
     }
 
+    #[inline]
     fn index(&self, bytes: u64) -> usize {
         let units = bytes >> self.lg_unit;
         if units < EXACT {
@@ -45,6 +46,7 @@ impl Bins {
         (index as usize).min(BINS - 1)
     }
 
+    #[inline]
     fn first_from(&self, index: usize) -> Option<usize> {
         let word = index / 64;
         if word >= WORDS {

@@ -25,6 +25,7 @@ impl ChunkMap {
         Self { root: root.collect() }
     }
 
+    #[inline]
     fn split(addr: u64) -> (usize, usize) {
         let chunk = addr >> LG_CHUNK;
         ((chunk >> LG_LEAF) as usize, chunk as usize & ((1 << LG_LEAF) - 1))

@@ -21,6 +21,10 @@ const LG_LARGE_UNIT: u32 = 15;
 pub(crate) const OVERSIZE: u64 = 64 << 20;
 /// Stitched blocks that are kept for their next use.
 const VIEWS_MAX: usize = 512;
+/// The lists beside those of small and large memory: free parts of oversize segments.
+const OVERSIZE_BIN: usize = 2;
+/// An oversize segment serves requests of at least this part of it.
+const OVERSIZE_PART: u64 = 8;
 
 /// Which of a heap's two kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +82,8 @@ pub(crate) struct Region {
     pub(crate) kind: Kind,
     pub(crate) source: Source,
     pub(crate) first: BlockId,
+    /// Which lists its free blocks are in.
+    bin: usize,
     /// Number of the stitched block, of a view.
     view: u32,
     /// The block that starts at each unit.
@@ -88,10 +94,12 @@ pub(crate) struct Region {
 }
 
 impl Region {
+    #[inline]
     fn unit(&self, addr: u64) -> usize {
         ((addr - self.base) >> self.kind.lg_unit()) as usize
     }
 
+    #[inline]
     fn chunk(&self, addr: u64) -> usize {
         ((addr - self.base) / CHUNK) as usize
     }
@@ -119,7 +127,9 @@ struct View {
     lent: Vec<BlockId>,
     /// When it was last in use, by the heap's stream.
     stamp: u64,
+    /// When that was: the time, and the number of allocations.
     used_ms: u64,
+    used_at: u64,
 }
 
 /// An epoch of a stream that has to be complete.
@@ -178,7 +188,7 @@ pub(crate) struct Stitch {
 pub(crate) struct Heap {
     pub(crate) blocks: Vec<Block>,
     unused: BlockId,
-    bins: [Bins; 2],
+    bins: [Bins; 3],
     pub(crate) regions: Vec<Option<Region>>,
     gaps: Vec<BlockId>,
     pub(crate) pending: Vec<Pending>,
@@ -192,6 +202,11 @@ pub(crate) struct Heap {
     /// The most in use since the last look.
     pub(crate) recent_peak: u64,
     pub(crate) now_ms: u64,
+    /// Pending since an event was last recorded for them.
+    pub(crate) unclosed_blocks: u32,
+    pub(crate) unclosed_bytes: u64,
+    /// The number of allocations when pending blocks were last looked at.
+    pub(crate) settled_at: u64,
     pub(crate) counts: Counts,
 }
 
@@ -204,6 +219,7 @@ pub(crate) struct Counts {
     pub(crate) stitched: u64,
     pub(crate) stitch_hits: u64,
     pub(crate) cross_stream: u64,
+    pub(crate) deferred: u64,
 }
 
 impl Heap {
@@ -211,7 +227,11 @@ impl Heap {
         Self {
             blocks: vec![Block::default()],
             unused: 0,
-            bins: [Bins::new(LG_SMALL_UNIT, false), Bins::new(LG_LARGE_UNIT, true)],
+            bins: [
+                Bins::new(LG_SMALL_UNIT, false),
+                Bins::new(LG_LARGE_UNIT, true),
+                Bins::new(LG_LARGE_UNIT, true),
+            ],
             regions: Vec::new(),
             gaps: Vec::new(),
             pending: Vec::new(),
@@ -223,10 +243,14 @@ impl Heap {
             peaks: Books::default(),
             recent_peak: 0,
             now_ms: 0,
+            unclosed_blocks: 0,
+            unclosed_bytes: 0,
+            settled_at: 0,
             counts: Counts::default(),
         }
     }
 
+    #[inline]
     fn region(&self, id: BlockId) -> &Region {
         match &self.regions[self.blocks[id as usize].region as usize] {
             Some(region) => region,
@@ -234,6 +258,7 @@ impl Heap {
         }
     }
 
+    #[inline]
     fn region_mut(&mut self, index: u32) -> &mut Region {
         match &mut self.regions[index as usize] {
             Some(region) => region,
@@ -247,6 +272,7 @@ impl Heap {
 
     // ---- blocks -----------------------------------------------------------------------------
 
+    #[inline]
     fn new_block(&mut self, block: Block) -> BlockId {
         let id = self.unused;
         if id != 0 {
@@ -258,6 +284,7 @@ impl Heap {
         (self.blocks.len() - 1) as BlockId
     }
 
+    #[inline]
     fn drop_block(&mut self, id: BlockId) {
         self.blocks[id as usize] = Block { next: self.unused, ..Block::default() };
         self.unused = id;
@@ -315,25 +342,25 @@ impl Heap {
     }
 
     fn bins_of(&self, id: BlockId) -> usize {
-        self.region(id).kind as usize
+        self.region(id).bin
     }
 
     /// Puts a block that is in no list among the free ones and joins it with its neighbours.
     #[inline]
-    fn insert_free(&mut self, mut id: BlockId, kind: Kind) -> BlockId {
+    fn insert_free(&mut self, mut id: BlockId, bin: usize) -> BlockId {
         self.blocks[id as usize].state = State::Free;
         self.books.free += self.blocks[id as usize].bytes;
         let Block { prev, next, .. } = self.blocks[id as usize];
         if next != 0 && self.blocks[next as usize].state == State::Free {
-            self.bins[kind as usize].remove(&mut self.blocks, next);
+            self.bins[bin].remove(&mut self.blocks, next);
             self.join(id, next);
         }
         if prev != 0 && self.blocks[prev as usize].state == State::Free {
-            self.bins[kind as usize].remove(&mut self.blocks, prev);
+            self.bins[bin].remove(&mut self.blocks, prev);
             self.join(prev, id);
             id = prev;
         }
-        self.bins[kind as usize].insert(&mut self.blocks, id);
+        self.bins[bin].insert(&mut self.blocks, id);
         id
     }
 
@@ -356,11 +383,10 @@ impl Heap {
         }
     }
 
+    #[inline]
     fn note_peaks(&mut self) {
         let (books, peaks) = (&self.books, &mut self.peaks);
         peaks.active = peaks.active.max(books.active);
-        peaks.requested = peaks.requested.max(books.requested);
-        peaks.pending = peaks.pending.max(books.pending);
         self.recent_peak = self.recent_peak.max(books.active + books.pending);
     }
 
@@ -369,45 +395,47 @@ impl Heap {
     /// A block of `bytes`, a rounded size, from the free memory.
     #[inline]
     pub(crate) fn take(&mut self, bytes: u64, requested: u64, user: u32) -> Option<BlockId> {
-        let kind = Kind::of(bytes);
-        let id = self.bins[kind as usize].find(&self.blocks, bytes);
-        if id == 0 || !self.fits(id, kind, bytes) {
-            return None;
-        }
-        self.take_block(id, kind, bytes);
+        let (id, bin) = self.find(bytes)?;
+        self.take_block(id, bin, bytes);
         self.activate(id, requested, user);
         Some(id)
     }
 
-    /// An oversize segment is not split to pieces: it stays whole for what is as large.
-    fn fits(&self, id: BlockId, kind: Kind, bytes: u64) -> bool {
-        if kind == Kind::Small {
-            return true;
+    /// The best free block for a request, and its lists. An oversize segment is not split to
+    /// pieces: it stays for what takes a good part of it.
+    #[inline]
+    fn find(&self, bytes: u64) -> Option<(BlockId, usize)> {
+        let bin = Kind::of(bytes) as usize;
+        let id = self.bins[bin].find(&self.blocks, bytes);
+        if bytes >= OVERSIZE / OVERSIZE_PART {
+            return self.find_oversize(bytes, id);
         }
-        match self.region(id).source {
-            Source::Segment { bytes: whole, .. } => {
-                let free = self.blocks[id as usize].bytes;
-                let part = if free + CHUNK > whole { 2 } else { 8 };
-                whole < OVERSIZE || bytes >= whole / part
-            }
-            _ => true,
+        (id != 0).then_some((id, bin))
+    }
+
+    fn find_oversize(&self, bytes: u64, other: BlockId) -> Option<(BlockId, usize)> {
+        let id = self.bins[OVERSIZE_BIN].find(&self.blocks, bytes);
+        let size = |id: BlockId| self.blocks[id as usize].bytes;
+        let fits = id != 0 && bytes >= self.region(id).bytes / OVERSIZE_PART;
+        if fits && (other == 0 || size(id) < size(other)) {
+            return Some((id, OVERSIZE_BIN));
         }
+        (other != 0).then_some((other, Kind::Large as usize))
     }
 
     /// A free block that would serve a request of another stream: its number and epoch.
     pub(crate) fn best_free(&self, bytes: u64) -> Option<(BlockId, u64)> {
-        let kind = Kind::of(bytes);
-        let id = self.bins[kind as usize].find(&self.blocks, bytes);
-        (id != 0 && self.fits(id, kind, bytes)).then(|| (id, self.blocks[id as usize].stamp))
+        let (id, _) = self.find(bytes)?;
+        Some((id, self.blocks[id as usize].stamp))
     }
 
     #[inline]
-    fn take_block(&mut self, id: BlockId, kind: Kind, bytes: u64) {
-        self.bins[kind as usize].remove(&mut self.blocks, id);
+    fn take_block(&mut self, id: BlockId, bin: usize, bytes: u64) {
+        self.bins[bin].remove(&mut self.blocks, id);
         self.books.free -= bytes;
         if self.blocks[id as usize].bytes > bytes {
             let rest = self.split(id, bytes);
-            self.bins[kind as usize].insert(&mut self.blocks, rest);
+            self.bins[bin].insert(&mut self.blocks, rest);
         }
     }
 
@@ -500,9 +528,9 @@ impl Heap {
         if region.source == Source::View {
             return self.settle_view(id, stamp);
         }
-        let kind = region.kind;
+        let bin = region.bin;
         self.touch(id, stamp);
-        self.insert_free(id, kind);
+        self.insert_free(id, bin);
     }
 
     fn settle_view(&mut self, id: BlockId, stamp: u64) {
@@ -512,10 +540,11 @@ impl Heap {
         let Some(view) = &mut self.views[slot] else { return };
         view.stamp = view.stamp.max(stamp);
         view.used_ms = now_ms;
+        view.used_at = self.counts.allocs;
         for part in std::mem::take(&mut view.lent) {
             self.blocks[part as usize].stamp = stamp;
             self.touch(part, stamp);
-            self.insert_free(part, Kind::Large);
+            self.insert_free(part, Kind::Large as usize);
         }
     }
 
@@ -527,8 +556,8 @@ impl Heap {
         requested: u64,
         user: u32,
     ) -> BlockId {
-        let kind = self.region(id).kind;
-        self.take_block(id, kind, bytes);
+        let bin = self.bins_of(id);
+        self.take_block(id, bin, bytes);
         self.activate(id, requested, user);
         id
     }
@@ -599,6 +628,10 @@ impl Heap {
             kind,
             source,
             first: 0,
+            bin: match source {
+                Source::Segment { .. } if kind == Kind::Large && bytes >= OVERSIZE => OVERSIZE_BIN,
+                _ => kind as usize,
+            },
             view: 0,
             table: if view { Vec::new() } else { vec![0; units] },
             starts: if view || kind == Kind::Small { Vec::new() } else { vec![0; chunks] },
@@ -631,7 +664,8 @@ impl Heap {
             }
             _ => {
                 self.touch(id, stamp);
-                self.insert_free(id, kind);
+                let bin = self.region_mut(index).bin;
+                self.insert_free(id, bin);
             }
         }
         (index, id)
@@ -727,7 +761,7 @@ impl Heap {
             *chunk = Chunk { handle, stamp: 0, used_ms: now_ms, views: 0 };
         }
         let kind = region.kind;
-        self.insert_free(growth.block, kind);
+        self.insert_free(growth.block, kind as usize);
     }
 
     /// The claimed addresses got no memory.
@@ -814,9 +848,6 @@ impl Heap {
 
     /// Claims free memory for a stitched block of `bytes`; nothing where there is too little.
     pub(crate) fn claim_stitch(&mut self, bytes: u64) -> Option<Stitch> {
-        if self.live_views >= VIEWS_MAX {
-            return None;
-        }
         let (mut left, mut runs) = (bytes, Vec::new());
         for id in self.bins[Kind::Large as usize].largest_first(&self.blocks) {
             if self.region(id).source != Source::Virtual {
@@ -877,6 +908,7 @@ impl Heap {
             lent: stitch.lent,
             stamp: 0,
             used_ms: self.now_ms,
+            used_at: self.counts.allocs,
         };
         if slot == self.views.len() {
             self.views.push(Some(view));
@@ -896,7 +928,7 @@ impl Heap {
         self.books.busy -= stitch.bytes;
         self.count_views(&stitch.runs, false);
         for part in stitch.lent {
-            self.insert_free(part, Kind::Large);
+            self.insert_free(part, Kind::Large as usize);
         }
     }
 
@@ -910,14 +942,33 @@ impl Heap {
         }
     }
 
+    /// Takes apart the older half of the stitched blocks, if they are too many.
+    pub(crate) fn unstitch_old(&mut self, is_done: impl Fn(u64) -> bool) -> Vec<Run> {
+        if self.live_views < VIEWS_MAX {
+            return Vec::new();
+        }
+        let mut used: Vec<u64> = self.views.iter().flatten().map(|view| view.used_at).collect();
+        used.sort_unstable();
+        let middle = used[used.len() / 2];
+        self.unstitch_where(|view| view.used_at < middle, is_done)
+    }
+
     /// Takes apart the stitched blocks that nobody uses, that were last used before `used_ms` and
     /// whose use `is_done` knows complete. Returns what is to be unmapped.
     pub(crate) fn unstitch(&mut self, used_ms: u64, is_done: impl Fn(u64) -> bool) -> Vec<Run> {
+        self.unstitch_where(|view| view.used_ms < used_ms, is_done)
+    }
+
+    fn unstitch_where(
+        &mut self,
+        which: impl Fn(&View) -> bool,
+        is_done: impl Fn(u64) -> bool,
+    ) -> Vec<Run> {
         let mut unmapped = Vec::new();
         for slot in 0..self.views.len() {
             let idle = self.views[slot].as_ref().is_some_and(|view| {
                 view.lent.is_empty()
-                    && view.used_ms < used_ms
+                    && which(view)
                     && (is_done(view.stamp) || planted(fault::EARLY_UNMAP))
             });
             if !idle {
@@ -1129,10 +1180,12 @@ impl Heap {
         }
     }
 
-    /// Whether a block is small or large, and whether it is stitched.
-    pub(crate) fn kind_of(&self, id: BlockId) -> (Kind, bool) {
+    /// Whether a block is of the kind and size for a request; a stitched one is not cut.
+    pub(crate) fn serves(&self, id: BlockId, bytes: u64) -> bool {
         let region = self.region(id);
-        (region.kind, region.source == Source::View)
+        let has = self.blocks[id as usize].bytes;
+        let cut = region.source != Source::View || has.saturating_sub(bytes) <= bytes / 16;
+        region.kind == Kind::of(bytes) && has >= bytes && cut
     }
 
     /// Takes out a region that was just added and that nobody uses.
@@ -1141,7 +1194,7 @@ impl Heap {
         if region.source == Source::Virtual {
             self.gaps.retain(|&id| id != region.first);
         } else {
-            self.bins[region.kind as usize].remove(&mut self.blocks, region.first);
+            self.bins[region.bin].remove(&mut self.blocks, region.first);
             self.books.free -= region.bytes;
         }
         self.drop_block(region.first);

@@ -24,10 +24,22 @@ use std::time::{Duration, Instant};
 
 /// Frees of a heap between two looks at the clock.
 const LOOK_EVERY: u64 = 256;
+/// Allocations of a heap between two looks at its pending blocks.
+const SETTLE_EVERY: u64 = 32;
+/// An event is recorded for so many pending blocks together, or for so many bytes.
+const CLOSE_BLOCKS: u32 = 16;
+const CLOSE_BYTES: u64 = 16 << 20;
 /// The least time between two looks for cold memory, milliseconds.
 const POLL_MS: u64 = 250;
 /// The largest request: more than any device has.
 const BYTES_MAX: u64 = 1 << 44;
+
+/// The pool's room beyond its peak: in these parts of the peak, at first and at most.
+const SLACK_PARTS: u64 = 2048;
+const SLACK_FIRST: u64 = 16;
+const SLACK_MOST: u64 = 256;
+/// Room that a pool of any size may have: streams with little memory keep their own.
+const ROOM: u64 = 8 * CHUNK;
 
 /// What to do when another stream has free memory that is not complete yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -242,6 +254,7 @@ impl PoolBuilder {
             callback: self.callback,
             reserved: AtomicU64::new(0),
             reserved_peak: AtomicU64::new(0),
+            slack_parts: AtomicU64::new(SLACK_FIRST),
             idle_chunks: Mutex::new(Vec::new()),
             last_poll_ms: AtomicU64::new(0),
             polling: AtomicBool::new(false),
@@ -292,6 +305,7 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
+    #[inline]
     pub(crate) fn heap(&self) -> std::sync::MutexGuard<'_, Heap> {
         lock(&self.heap)
     }
@@ -338,6 +352,8 @@ pub(crate) struct Inner {
     /// Physical bytes.
     pub(crate) reserved: AtomicU64,
     pub(crate) reserved_peak: AtomicU64,
+    /// Room beyond the peak, in parts of it.
+    slack_parts: AtomicU64,
     /// Chunks that are mapped nowhere.
     pub(crate) idle_chunks: Mutex<Vec<u64>>,
     last_poll_ms: AtomicU64,
@@ -732,7 +748,8 @@ impl Inner {
         {
             let mut heap = shard.heap();
             heap.counts.allocs += 1;
-            if let Some(id) = heap.take(size, bytes, shard.stream.index) {
+            let look = heap.counts.allocs.is_multiple_of(SETTLE_EVERY) && !heap.pending.is_empty();
+            if !look && let Some(id) = heap.take(size, bytes, shard.stream.index) {
                 heap.counts.hits += 1;
                 return Ok(self.finish(shard, &mut heap, id, tag));
             }
@@ -772,17 +789,9 @@ impl Inner {
             return Ok(ptr);
         }
         self.look_for_cold();
-        if let Some(ptr) = self.from_others(&ask, self.options.reuse == Reuse::Wait)? {
-            return Ok(ptr);
-        }
         let growth = shard.heap().growth_bytes(size).unwrap_or(size.next_multiple_of(CHUNK));
         if !self.is_cheap(growth, size) {
-            if let Some(ptr) = self.stitch(&ask)? {
-                return Ok(ptr);
-            }
-            if self.options.reuse == Reuse::Grow
-                && let Some(ptr) = self.from_others(&ask, true)?
-            {
+            if let Some(ptr) = self.without_growth(&ask)? {
                 return Ok(ptr);
             }
             self.collect(&ask, growth);
@@ -795,6 +804,23 @@ impl Inner {
         self.out_of_memory(&ask)
     }
 
+    /// The ways that cost less than growth beyond the pool's usual size, the cheapest first.
+    fn without_growth(&self, ask: &Ask<'_>) -> Result<Option<u64>, AllocError> {
+        if let Some(ptr) = self.from_others(ask, self.options.reuse == Reuse::Wait)? {
+            return Ok(Some(ptr));
+        }
+        if let Some(ptr) = self.stitch(ask)? {
+            return Ok(Some(ptr));
+        }
+        if self.options.reuse == Reuse::Complete {
+            return Ok(None);
+        }
+        if let Some(ptr) = self.from_pending(ask)? {
+            return Ok(Some(ptr));
+        }
+        self.from_others(ask, true)
+    }
+
     /// Whether the pool stays within its usual size when it grows: then that is better than to
     /// make streams wait, or to stitch.
     fn is_cheap(&self, growth: u64, size: u64) -> bool {
@@ -802,22 +828,42 @@ impl Inner {
         let peak = lock(&self.heat).peak(in_use);
         let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
         let reserved = self.reserved.load(Relaxed) - idle;
-        reserved + growth <= peak + peak / 64 + 2 * CHUNK
+        reserved + growth <= peak + self.slack(peak) + ROOM
+    }
+
+    /// How much more than the peak of its use the pool may have.
+    fn slack(&self, peak: u64) -> u64 {
+        peak / SLACK_PARTS * self.slack_parts.load(Relaxed)
+    }
+
+    /// Notes that memory was rearranged. A program that asks for the same sizes again is served
+    /// without, after its first rounds; one that does not is better off with more room.
+    fn rearranged(&self) {
+        let more = |parts: u64| (parts < SLACK_MOST).then_some(parts + 1);
+        // At its most it stays.
+        let _ = self.slack_parts.fetch_update(Relaxed, Relaxed, more);
     }
 
     /// From the heap's own memory: what waits for other streams and is over, what is ordered
     /// anyway, and what was stitched before.
     fn from_own(&self, ask: &Ask<'_>) -> Option<u64> {
         let Ask { shard, size, bytes, tag } = *ask;
-        if shard.pending.load(Relaxed) > 0 || !shard.heap().pending.is_empty() {
-            if !shard.stream.is_capturing() {
+        if shard.pending.load(Relaxed) > 0 {
+            // Events cost time: often enough to find what is over, no more.
+            let look = {
+                let mut heap = shard.heap();
+                let due = heap.counts.allocs - heap.settled_at >= SETTLE_EVERY / 2;
+                if due {
+                    heap.settled_at = heap.counts.allocs;
+                }
+                due
+            };
+            if look && !shard.stream.is_capturing() {
                 self.poll_streams(false);
             }
-            let settled = self.settle(shard);
+            self.settle(shard);
             let mut heap = shard.heap();
-            if settled > 0
-                && let Some(id) = heap.take(size, bytes, shard.stream.index)
-            {
+            if let Some(id) = heap.take(size, bytes, shard.stream.index) {
                 return Some(self.finish(shard, &mut heap, id, tag));
             }
             drop(heap);
@@ -846,18 +892,10 @@ impl Inner {
         let streams = self.all_streams();
         let user = &ask.shard.stream;
         let mut heap = home.heap();
-        let kind = Kind::of(ask.size);
         let at = {
             let heap = &*heap;
-            let fits = |block: BlockId| {
-                let free = heap.block(block);
-                let (region_kind, is_view) = heap.kind_of(block);
-                region_kind == kind
-                    && free.bytes >= ask.size
-                    && (!is_view || free.bytes - ask.size <= ask.size / 16)
-            };
             let ready = heap.pending.iter().enumerate().filter(|(_, entry)| {
-                fits(entry.block)
+                heap.serves(entry.block, ask.size)
                     && entry
                         .needs
                         .iter()
@@ -871,6 +909,36 @@ impl Inner {
         }
         home.publish_all(&heap);
         Some(self.finish(home, &mut heap, id, ask.tag))
+    }
+
+    /// From pending blocks of any heap: the stream waits for those that still use one.
+    fn from_pending(&self, ask: &Ask<'_>) -> Result<Option<u64>, AllocError> {
+        let user = &ask.shard.stream;
+        if user.is_capturing() {
+            return Ok(None);
+        }
+        let mut homes = self.all_shards();
+        homes.retain(|home| home.pool == ask.shard.pool && home.pending.load(Relaxed) > 0);
+        homes.sort_by_key(|home| !Arc::ptr_eq(home, ask.shard));
+        for home in &homes {
+            let needs = {
+                let heap = home.heap();
+                let fits = heap.pending.iter().filter(|entry| heap.serves(entry.block, ask.size));
+                let best = fits.min_by_key(|entry| heap.block(entry.block).bytes);
+                best.map(|entry| entry.needs.clone())
+            };
+            let Some(needs) = needs else { continue };
+            self.close_all(&needs);
+            let mut ordered = true;
+            for need in &needs {
+                ordered &= user.wait_for(&self.gpu, &self.stream_at(need.stream), need.epoch)?;
+            }
+            if ordered && let Some(ptr) = self.retake(home, ask) {
+                self.counts.waits.fetch_add(1, Relaxed);
+                return Ok(Some(ptr));
+            }
+        }
+        Ok(None)
     }
 
     /// From the free memory of other streams: what is complete or ordered before anyway, and with
@@ -1053,6 +1121,10 @@ impl Inner {
         let Ask { shard, size, bytes, tag } = *ask;
         let usual = match Kind::of(size) {
             Kind::Small => CHUNK,
+            // The driver's pool has pieces of 32 MiB itself.
+            Kind::Large if self.gpu.backing == Backing::DriverPool => {
+                size.next_multiple_of(16 * CHUNK)
+            }
             Kind::Large if size >= 16 << 20 => size,
             Kind::Large => {
                 let share = self.reserved.load(Relaxed) / 32;
@@ -1141,8 +1213,12 @@ impl Inner {
         if let Some(id) = heap.take(size, bytes, shard.stream.index) {
             return Ok(Some(self.finish(shard, &mut heap, id, tag)));
         }
-        let Some(stitch) = heap.claim_stitch(size) else { return Ok(None) };
+        let old = heap.unstitch_old(|stamp| shard.stream.is_done(stamp));
+        let stitch = heap.claim_stitch(size);
         drop(heap);
+        self.rearranged();
+        self.unmap_views(&old);
+        let Some(stitch) = stitch else { return Ok(None) };
         let span = stitch.handles.len() as u64 * CHUNK;
         let made = self.gpu.reserve(span).and_then(|base| {
             self.gpu
@@ -1175,10 +1251,13 @@ impl Inner {
             let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
             if idle < growth && ask.shard.pool == 0 {
                 self.poll_streams(true);
-                self.unmap_chunks(growth - idle, true, |shard| {
+                let collected = self.unmap_chunks(growth - idle, true, |shard| {
                     let stream = Arc::clone(&shard.stream);
                     Box::new(move |stamp, _| stream.is_done(stamp))
                 });
+                if collected > 0 {
+                    self.rearranged();
+                }
             }
         } else if ask.shard.pool == 0 {
             self.poll_streams(true);
@@ -1279,18 +1358,17 @@ impl Inner {
                 continue;
             }
             let stream = Arc::clone(&shard.stream);
-            let gone = {
-                let mut heap = shard.heap();
-                let gone = heap.unstitch(used_ms, |stamp| stream.is_done(stamp));
-                gone.iter().for_each(|run| {
-                    self.map.set(run.addr, run.bytes, 0, 0);
-                });
-                gone
-            };
-            for run in gone {
-                self.gpu.unmap(run.addr, run.bytes / CHUNK);
-                self.gpu.unreserve(run.addr, run.bytes);
-            }
+            let gone = shard.heap().unstitch(used_ms, |stamp| stream.is_done(stamp));
+            self.unmap_views(&gone);
+        }
+    }
+
+    /// Gives the addresses of stitched blocks back that were taken apart.
+    fn unmap_views(&self, views: &[Run]) {
+        for run in views {
+            self.map.set(run.addr, run.bytes, 0, 0);
+            self.gpu.unmap(run.addr, run.bytes / CHUNK);
+            self.gpu.unreserve(run.addr, run.bytes);
         }
     }
 
@@ -1360,7 +1438,10 @@ impl Inner {
     fn close_needed(&self) {
         let mut needed: Vec<u64> = Vec::new();
         for shard in self.all_shards() {
-            for need in shard.heap().pending.iter().flat_map(|entry| &entry.needs) {
+            let own = shard.stream.index;
+            let heap = shard.heap();
+            let needs = heap.pending.iter().flat_map(|entry| &entry.needs);
+            for need in needs.filter(|need| need.stream != own) {
                 let index = need.stream as usize;
                 if needed.len() <= index {
                     needed.resize(index + 1, 0);
@@ -1423,7 +1504,7 @@ impl Inner {
         }
         let cold = reserved.saturating_sub(peak);
         // Its own slack is no reason to map and unmap all the time.
-        if cold <= peak / 64 + CHUNK && in_use > 0 {
+        if cold <= self.slack(peak) + ROOM && in_use > 0 {
             return;
         }
         let long_ago = window_ms + decay_ms.unwrap_or(0);
@@ -1633,8 +1714,10 @@ impl Inner {
         if block.user == shard.stream.index && !block.shared && stream.is_none() {
             heap.free(id, shard.stream.stamp());
             shard.publish(&heap);
-        } else {
-            self.defer(shard, &mut heap, id, stream);
+        } else if let Some(needs) = self.defer(shard, &mut heap, id, stream) {
+            drop(heap);
+            self.close_all(&needs);
+            return Ok(());
         }
         if look {
             drop(heap);
@@ -1650,7 +1733,14 @@ impl Inner {
     }
 
     /// Lets a block wait for its own stream, or the one that freed it, and for the others in use.
-    fn defer(&self, shard: &Shard, heap: &mut Heap, id: BlockId, stream: Option<Stream>) {
+    /// Returns the epochs to close, once that is worth an event.
+    fn defer(
+        &self,
+        shard: &Shard,
+        heap: &mut Heap,
+        id: BlockId,
+        stream: Option<Stream>,
+    ) -> Option<Vec<Need>> {
         let user = match stream {
             Some(stream) => self.stream(stream),
             None => self.stream_at(heap.block(id).user),
@@ -1665,10 +1755,32 @@ impl Inner {
         if needs.iter().all(|need| need.stream == shard.stream.index) {
             let stamp = needs.iter().map(|need| need.epoch).max().unwrap_or(0);
             heap.free(id, stamp);
-        } else {
-            heap.defer(id, needs);
+            shard.publish_all(heap);
+            return None;
         }
+        heap.unclosed_blocks += 1;
+        heap.unclosed_bytes += heap.block(id).bytes;
+        let enough = CLOSE_BYTES.max((heap.books.active + heap.books.pending) / 32);
+        let worth = heap.unclosed_blocks >= CLOSE_BLOCKS || heap.unclosed_bytes >= enough;
+        // The heap's own stream is past its own uses whenever it allocates.
+        let others = |need: &&Need| need.stream != shard.stream.index;
+        let to_close = (worth && !self.captures.any())
+            .then(|| needs.iter().filter(others).copied().collect::<Vec<_>>());
+        if worth {
+            (heap.unclosed_blocks, heap.unclosed_bytes) = (0, 0);
+        }
+        heap.counts.deferred += 1;
+        heap.defer(id, needs);
         shard.publish_all(heap);
+        to_close
+    }
+
+    /// Records the events that some epochs need.
+    fn close_all(&self, needs: &[Need]) {
+        for need in needs {
+            // What could not be recorded now is covered by a later event.
+            let _ = self.stream_at(need.stream).close(&self.gpu, need.epoch);
+        }
     }
 
     fn record_use(&self, ptr: u64, stream: Stream, is_over: bool) -> Result<(), FreeError> {

@@ -80,7 +80,8 @@ stats! {
     stitches, "Stitched blocks made.";
     stitch_hits, "Allocations served by a stitched block that was made before.";
     cross_stream_reuses, "Allocations served by memory of another stream.";
-    complete_reuses, "Of these, such whose last use was found complete.";
+    deferred_frees, "Frees of blocks that another stream had used.";
+    complete_reuses, "Reuses across streams whose last use was found complete.";
     waits_inserted, "Waits that streams were made to do for the memory of another.";
     event_records, "Events recorded.";
     event_queries, "Events asked for.";
@@ -155,6 +156,7 @@ impl Inner {
             s.hits += heap.counts.hits;
             s.stitches += heap.counts.stitched;
             s.stitch_hits += heap.counts.stitch_hits;
+            s.deferred_frees += heap.counts.deferred;
             s.cross_stream_reuses += heap.counts.cross_stream;
         }
         for stream in self.all_streams() {
