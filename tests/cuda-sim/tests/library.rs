@@ -387,3 +387,31 @@ fn a_c_program_asks_what_it_did_wrong() {
     assert!(lines[2].starts_with("DoubleFree: cuMemFree"), "{text}");
     assert!(lines[3].starts_with("Leak: device memory of 4096 bytes"), "{text}");
 }
+
+#[test]
+fn a_runtime_finds_it_by_cu_get_proc_address() {
+    let folder = simulated("runtime");
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (runtime, program) = (folder.join("libcudart.so.12"), folder.join("program"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.12", "-o"]);
+    succeeds(&compiler.arg(&runtime).arg(here.join("cudart.c")).output().unwrap());
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-Wall", "-Werror", "-o"])
+        .arg(&program)
+        .arg(here.join("tests/runtime.c"))
+        .arg(&runtime);
+    succeeds(&compiler.output().unwrap());
+    let run =
+        |folder: &Path| Command::new(&program).env("LD_LIBRARY_PATH", folder).output().unwrap();
+    succeeds(&run(&folder));
+    std::fs::remove_file(folder.join("libcuda.so.1")).unwrap();
+    let alone = run(&folder);
+    if !alone.status.success() {
+        assert!(
+            String::from_utf8_lossy(&alone.stderr).contains("CUDA error"),
+            "no driver is an error, not a crash"
+        );
+    }
+}
