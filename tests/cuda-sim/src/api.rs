@@ -870,7 +870,7 @@ fn capture_info(cx: &mut Cx, slot: u32, status: &Out<u32>, id: &Out<u64>, graph:
 
 fn forbid_captured(cx: &mut Cx, event: usize) -> R {
     let state = cx.state()?;
-    let Some(id) = state.event_is_captured(event) else {
+    let Some(id) = state.event_capture(event) else {
         return Ok(());
     };
     state.invalidate(id);

@@ -452,12 +452,9 @@ impl State {
         Ok(true)
     }
 
-    pub(crate) fn event_is_captured(&self, event: usize) -> Option<u64> {
-        self.events[event]
-            .captured
-            .as_ref()
-            .map(|(id, _)| *id)
-            .filter(|id| self.captures.contains_key(id))
+    /// The capture that an event was recorded in last, even if that is over.
+    pub(crate) fn event_capture(&self, event: usize) -> Option<u64> {
+        self.events[event].captured.as_ref().map(|(id, _)| *id)
     }
 
     /// Allocates a graph's own memory as a node.

@@ -102,6 +102,16 @@ pub(crate) struct Cx {
 }
 
 pub(crate) fn enter(slot: usize, call: Call, body: impl FnOnce(&mut Cx) -> R) -> u32 {
+    match start(slot, call) {
+        Ok(mut cx) => {
+            let result = body(&mut cx);
+            finish(cx, result)
+        }
+        Err(code) => code,
+    }
+}
+
+fn start(slot: usize, call: Call) -> R<Cx> {
     let probe = MACHINES[slot].probe.load(Ordering::Acquire);
     let held = !probe.is_null() && can_block(call) && {
         // SAFETY: only `set_probe` writes here, and it writes a `Probe`.
@@ -112,27 +122,27 @@ pub(crate) fn enter(slot: usize, call: Call, body: impl FnOnce(&mut Cx) -> R) ->
     if slot == 0 && guard.is_none() {
         *guard = State::new(Config::from_env(), 0).ok().map(Box::new);
     }
-    let Some(state) = guard.as_deref_mut() else {
-        return code::ERROR_DEINITIALIZED;
-    };
+    let state = guard.as_deref_mut().ok_or(code::ERROR_DEINITIALIZED)?;
     let generation = state.generation;
-    let thread = THREAD.try_with(|thread| {
+    let caller = THREAD.try_with(|thread| {
         let thread = &mut *thread.borrow_mut();
         let mine = &mut thread.slots[slot];
         if mine.generation != generation {
             *mine = ThreadSlot { generation, ..ThreadSlot::default() };
         }
-        let current = mine.stack.last().copied().unwrap_or_default();
-        (current, mine.capture_mode, thread.id, thread.in_host_function)
+        Caller {
+            current: mine.stack.last().copied().unwrap_or_default(),
+            capture_mode: mine.capture_mode,
+            thread: thread.id,
+            in_host_function: thread.in_host_function,
+        }
     });
-    let Ok((current, capture_mode, thread, in_host_function)) = thread else {
-        return code::ERROR_DEINITIALIZED;
-    };
-    if let Err(code) = before(state, call, held, in_host_function, current, thread, capture_mode) {
-        return code;
-    }
-    let mut cx = Cx { slot, generation, guard: Some(guard), current, thread };
-    let result = body(&mut cx);
+    let caller = caller.map_err(|_| code::ERROR_DEINITIALIZED)?;
+    before(state, call, held, &caller)?;
+    Ok(Cx { slot, generation, guard: Some(guard), current: caller.current, thread: caller.thread })
+}
+
+fn finish(mut cx: Cx, result: R) -> u32 {
     let deferred = cx.state().map(|state| std::mem::take(&mut state.deferred)).unwrap_or_default();
     drop(cx);
     for (function, data) in deferred {
@@ -141,21 +151,22 @@ pub(crate) fn enter(slot: usize, call: Call, body: impl FnOnce(&mut Cx) -> R) ->
     result.err().unwrap_or(code::SUCCESS)
 }
 
-fn before(
-    state: &mut State,
-    call: Call,
-    held: bool,
-    in_host_function: bool,
+/// What a call depends on of the thread that makes it.
+struct Caller {
     current: Context,
-    thread: u64,
     capture_mode: u32,
-) -> R {
+    thread: u64,
+    in_host_function: bool,
+}
+
+/// Counts a call, and finds what makes it fail whatever it asks for.
+fn before(state: &mut State, call: Call, held: bool, caller: &Caller) -> R {
     state.calls[call as usize] += 1;
     state.now_ns += state.config.latency.of(call);
     if held {
         state.violate(Mistake::CallUnderLock, format!("{} can block", call.symbol()));
     }
-    if in_host_function {
+    if caller.in_host_function {
         state.violate(Mistake::CallInHostFunction, call.symbol().to_owned());
         return Err(code::ERROR_NOT_PERMITTED);
     }
@@ -169,13 +180,13 @@ fn before(
         return Err(code::ERROR_NOT_INITIALIZED);
     }
     if !works_when_broken(call)
-        && let Some(device) = device_of_context(current)
+        && let Some(device) = device_of_context(caller.current)
         && state.devices.get(device as usize).is_some_and(|device| device.sticky != 0)
     {
         return Err(state.devices[device as usize].sticky);
     }
     if unsafe_in_capture(call) {
-        state.forbid_unsafe(call.symbol(), thread, capture_mode)?;
+        state.forbid_unsafe(call.symbol(), caller.thread, caller.capture_mode)?;
     }
     Ok(())
 }

@@ -1,7 +1,11 @@
 //! A simulated CUDA driver that judges a program.
 //!
 //! As a library, [`Sim`] is a machine with a table of driver functions and a handle to look into it.
-//! As a shared object, it is a `libcuda.so.1` that real bindings load.
+//! As a shared object, put into a folder of `LD_LIBRARY_PATH` under the name `libcuda.so.1`, it is what
+//! real bindings load. `THERMALLOC_CUDA_SIM` then describes the machine in words, such as
+//! `vram=1g,devices=2,no-pools,no-vmm,no-managed,no-export,mig,stub,version=11040,progress=lazy,seed=7`;
+//! functions named `thermalloc_cuda_sim_*` tell of mistakes, leaks and calls. Its kernels are named
+//! `touch1` to `touch16` and take for each range an address, a length, a mode and a value.
 //!
 //! Memory accesses are judged when they are submitted, by vector clocks over streams, events and host
 //! waits: a race is found whether or not the run happened to show it. Streams run lazily and honour

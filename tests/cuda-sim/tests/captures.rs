@@ -220,6 +220,22 @@ fn an_event_from_outside_does_not_enter_a_capture() {
 }
 
 #[test]
+fn an_event_stays_the_captures_until_it_is_recorded_again() {
+    let m = Machine::new(strict());
+    let (stream, event) = (m.stream(), m.event());
+    m.begin(stream, GLOBAL);
+    m.record(event, stream);
+    m.end(stream).unwrap();
+    let captured = call!(m, event_query(event)).unwrap_err();
+    assert_eq!(captured.code(), Some(code::ERROR_CAPTURED_EVENT));
+    m.only(Mistake::Capture);
+    assert!(call!(m, stream_wait_event(stream, event, 0)).is_err());
+    m.record(event, stream);
+    while !m.ready(event) {}
+    m.sim.assert_clean();
+}
+
+#[test]
 fn memory_of_a_graph_lives_as_long_as_the_graph() {
     let m = Machine::new(strict());
     let stream = m.stream();
