@@ -162,6 +162,22 @@ impl fmt::Debug for GraphMemory {
 }
 
 impl Pool {
+    /// Allocations of the streams that `filter` names come from the private pool `id` from now on.
+    /// For frameworks that name their pools; a program of one's own has [`Self::begin_capture`].
+    pub fn begin_to_pool(&self, id: PoolId, filter: Arc<StreamFilter>) {
+        self.inner.begin_to_pool(id, filter);
+    }
+
+    /// Ends that.
+    pub fn end_to_pool(&self, id: PoolId) {
+        self.inner.end_to_pool(id);
+    }
+
+    /// Lets go of a private pool: once for each begin.
+    pub fn release_pool(&self, id: PoolId) {
+        self.inner.release_pool(id);
+    }
+
     /// Allocations on `stream` come from a private pool from now on; to be called before the
     /// stream's capture begins.
     pub fn begin_capture(&self, stream: Stream) -> Capture {

@@ -46,3 +46,34 @@ pub(crate) fn planted(fault: u32) -> bool {
 pub(crate) fn planted(_: u32) -> bool {
     false
 }
+
+#[cfg(feature = "planted-faults")]
+thread_local! {
+    static LOCKS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// Heaps that this thread has locked.
+#[cfg(feature = "planted-faults")]
+pub fn locks_held() -> u32 {
+    LOCKS.with(std::cell::Cell::get)
+}
+
+/// Counts a lock of a heap, where tests ask for that.
+#[derive(Debug)]
+pub(crate) struct Locked(());
+
+impl Locked {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        #[cfg(feature = "planted-faults")]
+        LOCKS.with(|locks| locks.set(locks.get() + 1));
+        Self(())
+    }
+}
+
+#[cfg(feature = "planted-faults")]
+impl Drop for Locked {
+    fn drop(&mut self) {
+        LOCKS.with(|locks| locks.set(locks.get() - 1));
+    }
+}

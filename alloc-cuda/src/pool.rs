@@ -304,10 +304,32 @@ pub(crate) struct Shard {
     mapped: AtomicU64,
 }
 
+/// A heap that this thread has locked.
+pub(crate) struct HeapGuard<'a> {
+    heap: std::sync::MutexGuard<'a, Heap>,
+    _locked: fault::Locked,
+}
+
+impl std::ops::Deref for HeapGuard<'_> {
+    type Target = Heap;
+
+    #[inline(always)]
+    fn deref(&self) -> &Heap {
+        &self.heap
+    }
+}
+
+impl std::ops::DerefMut for HeapGuard<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Heap {
+        &mut self.heap
+    }
+}
+
 impl Shard {
     #[inline]
-    pub(crate) fn heap(&self) -> std::sync::MutexGuard<'_, Heap> {
-        lock(&self.heap)
+    pub(crate) fn heap(&self) -> HeapGuard<'_> {
+        HeapGuard { heap: lock(&self.heap), _locked: fault::Locked::new() }
     }
 
     /// Publishes the books of a locked heap.
@@ -508,6 +530,11 @@ impl Pool {
         self.inner.gpu.backing
     }
 
+    /// The memory of the device.
+    pub fn device_bytes(&self) -> u64 {
+        self.inner.gpu.total_bytes
+    }
+
     /// The device's number.
     pub fn ordinal(&self) -> i32 {
         self.inner.gpu.ordinal
@@ -518,9 +545,20 @@ impl Pool {
         &self.inner.gpu.driver
     }
 
-    /// Gives back free memory that is complete until `keep_bytes` are left; the bytes given back.
+    /// Gives back free memory until `keep_bytes` are left; the bytes given back. Waits for streams
+    /// that still use some, as long as an allocation would.
     pub fn trim(&self, keep_bytes: u64) -> u64 {
+        if self.inner.captures.any() {
+            return 0;
+        }
         self.inner.poll_streams(true);
+        let wait_ms = self.inner.wait_ms.load(Relaxed);
+        if wait_ms > 0 {
+            self.inner.wait_for_pending(wait_ms);
+        }
+        self.inner.all_shards().iter().for_each(|shard| {
+            self.inner.settle(shard);
+        });
         let excess = self.inner.reserved.load(Relaxed).saturating_sub(keep_bytes);
         self.inner.give_back(excess, None)
     }
