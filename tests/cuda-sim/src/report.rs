@@ -2,8 +2,11 @@
 
 use std::ffi::c_char;
 
-use crate::abi::{Arg, Out, put_text};
+use thermalloc_cuda::driver::Call;
+
+use crate::abi::{Arg, In, Out, put_text};
 use crate::enter::with;
+use crate::state::Fault;
 
 /// Mistakes so far.
 #[unsafe(no_mangle)]
@@ -29,12 +32,46 @@ extern "C" fn thermalloc_cuda_sim_used_bytes(device: u32) -> u64 {
 /// `symbol` is a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn thermalloc_cuda_sim_calls(symbol: *const c_char) -> u64 {
+    // SAFETY: passed on as it came.
+    let call = unsafe { named(symbol) };
+    call.and_then(|call| with(0, |state| state.calls[call as usize])).unwrap_or(0)
+}
+
+/// # Safety
+/// `symbol` is a C string.
+unsafe fn named(symbol: *const c_char) -> Option<Call> {
     // SAFETY: a C string.
-    let symbol = unsafe { crate::abi::In::from_raw(symbol) };
-    let named = symbol.text().ok().and_then(|symbol| {
-        thermalloc_cuda::driver::Call::ALL.iter().find(|call| call.symbol() == symbol)
+    let symbol = unsafe { In::from_raw(symbol) }.text().ok()?;
+    Call::ALL.iter().copied().find(|call| call.symbol() == symbol)
+}
+
+/// Another process takes so much of a device.
+#[unsafe(no_mangle)]
+extern "C" fn thermalloc_cuda_sim_other_process(device: u32, bytes: u64) {
+    with(0, |state| {
+        if let Some(device) = state.devices.get_mut(device as usize) {
+            device.other_process = bytes;
+        }
     });
-    named.and_then(|call| with(0, |state| state.calls[*call as usize])).unwrap_or(0)
+}
+
+/// Makes calls of a function fail: after `skip` good ones, `times` with this code. Whether there is such
+/// a function.
+///
+/// # Safety
+/// `symbol` is a C string.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn thermalloc_cuda_sim_fail(
+    symbol: *const c_char,
+    skip: u64,
+    times: u64,
+    code: u32,
+) -> bool {
+    // SAFETY: passed on as it came.
+    let Some(call) = (unsafe { named(symbol) }) else {
+        return false;
+    };
+    with(0, |state| state.faults.push(Fault { call, skip, times, one_in: 1, code })).is_some()
 }
 
 /// The text of a mistake or, behind those, of a leak; whether there is one of that number.

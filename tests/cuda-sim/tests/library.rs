@@ -382,7 +382,7 @@ fn a_c_program_asks_what_it_did_wrong() {
     succeeds(&output);
     let text = String::from_utf8_lossy(&output.stdout);
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "mistakes 2 leaks 1 used 4096 allocations 2");
+    assert_eq!(lines[0], "mistakes 2 leaks 1 used 4096 allocations 4");
     assert!(lines[1].starts_with("Race: write of 4096 bytes"), "{text}");
     assert!(lines[2].starts_with("DoubleFree: cuMemFree"), "{text}");
     assert!(lines[3].starts_with("Leak: device memory of 4096 bytes"), "{text}");

@@ -17,6 +17,8 @@ uint64_t thermalloc_cuda_sim_mistakes(void);
 uint64_t thermalloc_cuda_sim_leaks(void);
 uint64_t thermalloc_cuda_sim_used_bytes(uint32_t);
 uint64_t thermalloc_cuda_sim_calls(const char *);
+void thermalloc_cuda_sim_other_process(uint32_t, uint64_t);
+_Bool thermalloc_cuda_sim_fail(const char *, uint64_t, uint64_t, uint32_t);
 _Bool thermalloc_cuda_sim_text(size_t, char *, int);
 
 static void good(int code)
@@ -51,6 +53,13 @@ int main(void)
 	good(cuCtxSynchronize());
 	good(cuStreamDestroy_v2(one));
 	good(cuStreamDestroy_v2(two));
+	if (!thermalloc_cuda_sim_fail("cuMemAlloc_v2", 0, 1, 999) || thermalloc_cuda_sim_fail("cuNothing", 0, 1, 999))
+		return 3;
+	if (cuMemAlloc_v2(&freed, 4096) != 999)
+		return 4;
+	thermalloc_cuda_sim_other_process(0, 1 << 30);
+	if (cuMemAlloc_v2(&freed, 4096) != 2)
+		return 5;
 	printf("mistakes %d leaks %d used %d allocations %d\n", (int)thermalloc_cuda_sim_mistakes(),
 	       (int)thermalloc_cuda_sim_leaks(), (int)thermalloc_cuda_sim_used_bytes(0),
 	       (int)thermalloc_cuda_sim_calls("cuMemAlloc_v2"));

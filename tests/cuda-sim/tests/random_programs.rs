@@ -199,3 +199,104 @@ fn the_legacy_stream_in_random_programs() {
         m.sim.assert_clean();
     }
 }
+
+/// Every block is written where it is allocated, read where it is freed, and its bytes are its own: with
+/// any set of reuse policies the driver's pool must neither race nor mix blocks up.
+#[test]
+fn the_drivers_pool_never_gives_a_block_too_early() {
+    for seed in 0..120u64 {
+        let config = Config { seed, data: Data::Edges, vram_bytes: 512 << 20, ..Config::default() };
+        let m = Machine::new(Config { progress: PROGRESS[seed as usize % 4], ..config });
+        let mut rng = Rng(seed);
+        let pool = m.default_pool();
+        for policy in 1..=3 {
+            m.set_pool_attribute(pool, policy, seed >> policy & 1);
+        }
+        let threshold = [0, 64 << 20, u64::MAX][rng.below(3)];
+        m.set_pool_attribute(pool, constant::MEMPOOL_ATTR_RELEASE_THRESHOLD, threshold);
+        let streams: Vec<Stream> = (0..4).map(|_| m.stream()).collect();
+        let event = m.event();
+        let mut live: Vec<(u64, u64, usize, u8)> = Vec::new();
+        for step in 0..400 {
+            let stream = rng.below(4);
+            if live.len() < 3 || rng.below(2) == 0 {
+                let most = if rng.below(8) == 0 { 40 << 20 } else { 200 << 10 };
+                let bytes = 1 + rng.below(most) as u64;
+                let Ok(ptr) = m.alloc_async(bytes, streams[stream]) else {
+                    continue;
+                };
+                let apart = live.iter().all(|(at, len, ..)| ptr + bytes <= *at || at + len <= ptr);
+                assert!(apart, "seed {seed}, step {step}: blocks overlap");
+                m.write(streams[stream], ptr, bytes, step as u8);
+                live.push((ptr, bytes, stream, step as u8));
+            } else {
+                let (ptr, bytes, owner, value) = live.swap_remove(rng.below(live.len()));
+                if owner != stream {
+                    m.record(event, streams[owner]);
+                    m.wait(streams[stream], event);
+                }
+                m.expect(streams[stream], ptr, bytes, value);
+                m.free_async(ptr, streams[stream]).unwrap();
+            }
+            if rng.below(40) == 0 {
+                m.sync(streams[stream]);
+            }
+            let used: u64 = live.iter().map(|(_, bytes, ..)| bytes.next_multiple_of(512)).sum();
+            assert_eq!(m.pool_attribute(pool, constant::MEMPOOL_ATTR_USED_MEM_CURRENT), used);
+            let reserved = m.pool_attribute(pool, constant::MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+            assert!(reserved >= used && reserved == m.sim.used_bytes(0));
+        }
+        for (ptr, _, owner, _) in live {
+            m.free_async(ptr, streams[owner]).unwrap();
+        }
+        call!(m, ctx_synchronize()).unwrap();
+        call!(m, mem_pool_trim_to(pool, 0)).unwrap();
+        assert_eq!(m.sim.used_bytes(0), 0, "seed {seed}");
+        m.sim.assert_clean();
+    }
+}
+
+/// Chunks are mapped, written, unmapped when known unused and mapped elsewhere: they keep their bytes.
+#[test]
+fn chunks_keep_their_bytes_wherever_they_are_mapped() {
+    const CHUNK: u64 = 2 << 20;
+    for seed in 0..60u64 {
+        let m = Machine::new(Config { seed, data: Data::Edges, ..Config::default() });
+        let mut rng = Rng(seed);
+        let streams: Vec<Stream> = (0..2).map(|_| m.stream()).collect();
+        let range = m.reserve(8 * CHUNK);
+        let chunks: Vec<u64> = (0..4).map(|_| m.create(CHUNK, 0).unwrap()).collect();
+        // Which place a chunk is at, and what it holds.
+        let mut place: [Option<usize>; 4] = [None; 4];
+        let mut value: [Option<u8>; 4] = [None; 4];
+        for step in 0..200 {
+            let chunk = rng.below(4);
+            match place[chunk] {
+                None => {
+                    let free =
+                        (0..8).filter(|at| !place.contains(&Some(*at))).nth(rng.below(4)).unwrap();
+                    let ptr = range + free as u64 * CHUNK;
+                    m.map(ptr, CHUNK, chunks[chunk]).unwrap();
+                    place[chunk] = Some(free);
+                    if let Some(value) = value[chunk] {
+                        m.expect(streams[rng.below(2)], ptr, CHUNK, value);
+                    }
+                }
+                Some(at) => {
+                    let ptr = range + at as u64 * CHUNK;
+                    call!(m, ctx_synchronize()).unwrap();
+                    if rng.below(2) == 0 {
+                        m.write(streams[rng.below(2)], ptr, CHUNK, step as u8);
+                        value[chunk] = Some(step as u8);
+                    } else {
+                        m.unmap(ptr, CHUNK).unwrap();
+                        place[chunk] = None;
+                    }
+                }
+            }
+        }
+        call!(m, ctx_synchronize()).unwrap();
+        assert_eq!(m.sim.used_bytes(0), 4 * CHUNK);
+        m.sim.assert_clean();
+    }
+}
