@@ -681,20 +681,10 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// The system's driver, found by cudarc, so that both use the same library.
+    /// The system's driver, the library that cudarc uses too.
     pub fn load() -> Result<Self, Error> {
-        // SAFETY: it only loads and unloads the driver's library.
-        if !unsafe { cudarc::driver::sys::is_culib_present() } {
-            return Err(Error::NoDriver);
-        }
-        // SAFETY: the library was there a moment ago; else this would panic.
-        let library = unsafe { cudarc::driver::sys::culib() };
-        let lookup = |symbol: &CStr| {
-            // SAFETY: any symbol is an address.
-            let found = unsafe { library.get::<*const c_void>(symbol.to_bytes_with_nul()) };
-            found.map_or(std::ptr::null(), |found| *found)
-        };
-        // SAFETY: these are the symbols of the driver's library, which cudarc never unloads.
+        let lookup = lookup()?;
+        // SAFETY: these are the symbols of the driver's library, which is never unloaded.
         let table = unsafe { Table::load(lookup) }?;
         Self::new(table)
     }
@@ -798,6 +788,31 @@ impl Driver {
         }
         check(function.symbol(), code)
     }
+}
+
+/// Finds the functions of the library that cudarc loads, after a look whether there is one.
+#[cfg(not(feature = "linked-driver"))]
+fn lookup() -> Result<impl FnMut(&CStr) -> *const c_void, Error> {
+    // SAFETY: it only loads and unloads the driver's library.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    // SAFETY: the library was there a moment ago; else this would panic.
+    let library = unsafe { cudarc::driver::sys::culib() };
+    Ok(|symbol: &CStr| {
+        // SAFETY: any symbol is an address.
+        let found = unsafe { library.get::<*const c_void>(symbol.to_bytes_with_nul()) };
+        found.map_or(std::ptr::null(), |found| *found)
+    })
+}
+
+/// Finds the functions of the library that the program is linked with: then cudarc loads none.
+#[cfg(feature = "linked-driver")]
+fn lookup() -> Result<impl FnMut(&CStr) -> *const c_void, Error> {
+    // SAFETY: a C string.
+    let find =
+        |symbol: &CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) }.cast_const();
+    if find(c"cuInit").is_null() { Err(Error::NoDriver) } else { Ok(find) }
 }
 
 /// What a device and its driver offer.
