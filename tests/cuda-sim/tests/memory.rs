@@ -279,6 +279,9 @@ fn reuse_across_streams_follows_the_policies() {
         let second = m.alloc_async(MIB, b).unwrap();
         assert_eq!(first == second, reused, "{allowed} {ordered} {ran}");
         m.write(b, second, MIB, 2);
+        m.sync(b);
+        // Were b not behind a, a's write would come now.
+        m.sync(a);
         m.expect(b, second, MIB, 2);
         m.sync(b);
         m.sim.assert_clean();

@@ -84,6 +84,32 @@ fn host_functions_of_many_streams_while_all_wait() {
 }
 
 #[test]
+fn whoever_waits_for_a_host_function_waits_for_its_end() {
+    static STEP: AtomicU32 = AtomicU32::new(0);
+    unsafe extern "C" fn slow(_data: *mut c_void) {
+        STEP.store(1, Ordering::Release);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        STEP.store(2, Ordering::Release);
+    }
+    let m = Machine::new(Config { progress: Progress::Lazy, ..Config::default() });
+    let (stream, event) = (m.stream(), m.event());
+    call!(m, launch_host_func(stream, slow, std::ptr::null_mut())).unwrap();
+    m.record(event, stream);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            m.sim.use_device(&m.driver, 0).unwrap();
+            m.sync(stream);
+        });
+        while STEP.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        assert!(!m.ready(event) || STEP.load(Ordering::Acquire) == 2);
+        m.sync(stream);
+        assert_eq!(STEP.load(Ordering::Acquire), 2);
+    });
+}
+
+#[test]
 fn more_machines_than_places_wait_for_one() {
     let made = AtomicU32::new(0);
     std::thread::scope(|scope| {
