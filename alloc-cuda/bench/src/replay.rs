@@ -144,7 +144,8 @@ pub(crate) fn replay(
     let warm_us = m.sim.now_ns() as f64 / 1000.0;
     let stats = m.pool.stats();
     let (memory, events, allocs) = (memory_calls(&m), event_calls(&m), player.allocs);
-    let (now, crossed) = (m.sim.now_ns() - player.waited_ns, stats.cross_stream_reuses + stats.deferred_frees);
+    let (now, crossed) =
+        (m.sim.now_ns() - player.waited_ns, stats.cross_stream_reuses + stats.deferred_frees);
     for _ in 0..ROUNDS {
         player.round(&mut *policy, &trace.round);
     }
@@ -162,7 +163,13 @@ pub(crate) fn replay(
         panic!("{}: {}: {first}", trace.name, policy.name());
     }
     if std::env::var_os("CUDA_BENCH_REPORT").is_some() {
-        let _ = writeln!(std::io::stderr(), "{}\n{}\n{:?}", trace.name, m.pool.report(), m.pool.driver_calls());
+        let _ = writeln!(
+            std::io::stderr(),
+            "{}\n{}\n{:?}",
+            trace.name,
+            m.pool.report(),
+            m.pool.driver_calls()
+        );
     }
     Found {
         warm_us,
