@@ -85,7 +85,7 @@ impl Pool {
         stream: &Arc<CudaStream>,
         len: usize,
     ) -> Result<Buffer<T>, AllocError> {
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX) as u64;
+        let bytes = len.saturating_mul(size_of::<T>()) as u64;
         let ptr = self.alloc(bytes, stream_of(stream))?;
         Ok(Buffer {
             pool: self.clone(),

@@ -195,6 +195,8 @@ pub(crate) struct Heap {
     views: Vec<Option<View>>,
     views_by_bytes: HashMap<u64, Vec<u32>>,
     live_views: usize,
+    /// Chunks that stitched blocks show.
+    view_chunks: usize,
     /// Uses on further streams; an epoch of 0 is not known yet.
     pub(crate) uses: HashMap<BlockId, Vec<Need>>,
     pub(crate) books: Books,
@@ -238,6 +240,7 @@ impl Heap {
             views: Vec::new(),
             views_by_bytes: HashMap::new(),
             live_views: 0,
+            view_chunks: 0,
             uses: HashMap::new(),
             books: Books::default(),
             peaks: Books::default(),
@@ -918,6 +921,7 @@ impl Heap {
         self.region_mut(region).view = slot as u32;
         self.views_by_bytes.entry(stitch.bytes).or_default().push(slot as u32);
         self.live_views += 1;
+        self.view_chunks += (span / CHUNK) as usize;
         self.counts.stitched += 1;
         self.activate(block, requested, user);
         block
@@ -944,7 +948,8 @@ impl Heap {
 
     /// Takes apart the older half of the stitched blocks, if they are too many.
     pub(crate) fn unstitch_old(&mut self, is_done: impl Fn(u64) -> bool) -> Vec<Run> {
-        if self.live_views < VIEWS_MAX {
+        let chunks = (self.books.mapped() / CHUNK) as usize;
+        if self.live_views < VIEWS_MAX && self.view_chunks < 2 * chunks + VIEWS_MAX {
             return Vec::new();
         }
         let mut used: Vec<u64> = self.views.iter().flatten().map(|view| view.used_at).collect();
@@ -985,6 +990,7 @@ impl Heap {
             self.count_views(&view.runs, false);
             if let Some(region) = self.regions[view.region as usize].take() {
                 self.drop_block(region.first);
+                self.view_chunks -= (region.bytes / CHUNK) as usize;
                 unmapped.push(Run { addr: region.base, bytes: region.bytes });
             }
         }

@@ -11,6 +11,7 @@ mod block;
 mod buffer;
 mod capture;
 mod chunk_map;
+mod cool;
 mod default_pool;
 pub mod driver;
 #[doc(hidden)]
@@ -20,6 +21,7 @@ mod heap;
 mod heat;
 mod history;
 mod ipc;
+mod ladder;
 mod managed;
 mod oom;
 mod pinned;
@@ -27,6 +29,7 @@ mod pool;
 mod snapshot;
 pub mod stats;
 mod stream;
+mod supply;
 
 pub use buffer::{Borrowed, Buffer, BufferError};
 pub use capture::{Capture, GraphMemory, PoolId, StreamFilter};
