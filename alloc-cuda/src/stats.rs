@@ -214,6 +214,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_manual_has_every_row() {
+        let manual = include_str!("../../docs/cuda.md");
+        for row in ROWS {
+            let line = format!("| `{}` | {} |", row.name, row.doc);
+            assert!(manual.contains(&line), "docs/cuda.md lacks: {line}");
+        }
+    }
+
+    #[test]
     fn names_are_unique_and_documented() {
         for (i, row) in ROWS.iter().enumerate() {
             assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{}", row.name);

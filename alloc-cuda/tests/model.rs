@@ -7,7 +7,8 @@ use thermalloc_cuda::{Backing, Reuse, fault};
 use thermalloc_cuda_sim::{Config, Progress};
 
 fn run(config: Config, backing: Backing, reuse: Reuse, seed: u64, operations: u64) {
-    let m = Machine::with(Config { seed, ..config }, |builder| {
+    // An exportable chunk is a descriptor of the simulated driver for as long as that lives.
+    let m = Machine::with(Config { seed, export_fd: false, ..config }, |builder| {
         builder.backing(backing).reuse(reuse).limit_bytes(1200 * MIB)
     });
     assert_eq!(m.pool.backing(), backing);
