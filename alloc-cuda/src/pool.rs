@@ -10,17 +10,17 @@ use crate::chunk_map::ChunkMap;
 use crate::driver::{Driver, Error, Stream};
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, Gpu, lock};
-use crate::heap::{CHUNK, Growth, Heap, Kind, Need, Run, Source, rounded};
+use crate::heap::{CHUNK, Heap, Need, Source, rounded};
 use crate::heat::Heat;
 use crate::history::History;
-use crate::oom::{AllocError, FreeError, Holder, OutOfMemory, PendingOn};
+use crate::oom::{AllocError, FreeError};
 use crate::stream::{StreamState, thread_number};
+use crate::supply::{SETTLE_EVERY, SLACK_FIRST};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
 
 /// Frees of a heap between two looks at the clock.
 const LOOK_EVERY: u64 = 256;
@@ -352,12 +352,12 @@ pub(crate) struct Inner {
     pub(crate) number: AtomicU64,
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) map: ChunkMap,
-    pub(crate) streams: RwLock<Streams>,
-    pub(crate) shards: RwLock<Shards>,
+    streams: RwLock<Streams>,
+    shards: RwLock<Shards>,
     pub(crate) limit_bytes: AtomicU64,
     pub(crate) wait_ms: AtomicU64,
     pub(crate) heat: Mutex<Heat>,
-    pub(crate) clock: Clock,
+    clock: Clock,
     pub(crate) options: Options,
     pub(crate) callback: Option<Box<OnOutOfMemory>>,
     /// Physical bytes.
@@ -905,7 +905,7 @@ impl Inner {
     }
 
     /// Records the events that some epochs need.
-    fn close_all(&self, needs: &[Need]) {
+    pub(crate) fn close_all(&self, needs: &[Need]) {
         for need in needs {
             // What could not be recorded now is covered by a later event.
             let _ = self.stream_at(need.stream).close(&self.gpu, need.epoch);

@@ -368,7 +368,7 @@ impl Inner {
 
     pub(crate) fn reserve_region(&self, shard: &Arc<Shard>, bytes: u64) -> Result<(), Failure> {
         let kind = Kind::of(bytes);
-        let shards = self.shards.read().unwrap_or_else(PoisonError::into_inner).list.len() as u64;
+        let shards = self.all_shards().len() as u64;
         let total = self.gpu.total_bytes;
         let usual = match kind {
             Kind::Small => total / 16,

@@ -1,5 +1,6 @@
 //! What users of other pools complain about, each as a test. The numbers are those of the table in the
 //! documentation.
+#![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! A pool on a simulated machine, and random programs that keep the rules.
 #![allow(dead_code, reason = "each test file uses a part")]
+#![allow(clippy::cast_possible_truncation, reason = "small random numbers")]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,26 +9,26 @@ use thermalloc_cuda::driver::{Driver, Event, Stream, constant};
 use thermalloc_cuda::{AllocError, Backing, Pool, PoolBuilder};
 use thermalloc_cuda_sim::{Access, Config, Data, Progress, Sim};
 
-pub const MIB: u64 = 1 << 20;
-pub const CHUNK: u64 = 2 * MIB;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const CHUNK: u64 = 2 * MIB;
 
-pub struct Machine {
-    pub pool: Pool,
-    pub clock: Arc<AtomicU64>,
-    pub driver: Arc<Driver>,
-    pub sim: Sim,
+pub(crate) struct Machine {
+    pub(crate) pool: Pool,
+    pub(crate) clock: Arc<AtomicU64>,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) sim: Sim,
 }
 
-pub fn config() -> Config {
+pub(crate) fn config() -> Config {
     Config { progress: Progress::Random, data: Data::Edges, ..Config::default() }
 }
 
 impl Machine {
-    pub fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config) -> Self {
         Self::with(config, |builder| builder)
     }
 
-    pub fn with(config: Config, build: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+    pub(crate) fn with(config: Config, build: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
         let sim = Sim::new(config);
         let driver = Arc::new(sim.driver().expect("a simulated driver"));
         sim.use_device(&driver, 0).expect("device 0");
@@ -37,7 +38,7 @@ impl Machine {
         Self { pool, clock, driver, sim }
     }
 
-    pub fn stream(&self) -> Stream {
+    pub(crate) fn stream(&self) -> Stream {
         let mut stream = Stream::NULL;
         // SAFETY: a valid place to write to.
         unsafe { self.driver.stream_create(&raw mut stream, constant::STREAM_NON_BLOCKING) }
@@ -45,7 +46,7 @@ impl Machine {
         stream
     }
 
-    pub fn event(&self) -> Event {
+    pub(crate) fn event(&self) -> Event {
         let mut event = Event::NULL;
         // SAFETY: a valid place to write to.
         unsafe { self.driver.event_create(&raw mut event, constant::EVENT_DISABLE_TIMING) }
@@ -53,52 +54,52 @@ impl Machine {
         event
     }
 
-    pub fn write(&self, stream: Stream, ptr: u64, bytes: u64, value: u8) {
+    pub(crate) fn write(&self, stream: Stream, ptr: u64, bytes: u64, value: u8) {
         self.sim.launch(stream, &[Access::write(ptr, bytes, value)]).expect("a launch");
     }
 
-    pub fn expect(&self, stream: Stream, ptr: u64, bytes: u64, value: u8) {
+    pub(crate) fn expect(&self, stream: Stream, ptr: u64, bytes: u64, value: u8) {
         self.sim.launch(stream, &[Access::expect(ptr, bytes, value)]).expect("a launch");
     }
 
     /// Orders `after` behind what `before` was given so far.
-    pub fn hand_over(&self, event: Event, before: Stream, after: Stream) {
+    pub(crate) fn hand_over(&self, event: Event, before: Stream, after: Stream) {
         // SAFETY: live objects.
         unsafe { self.driver.event_record(event, before) }.expect("a record");
         // SAFETY: live objects.
         unsafe { self.driver.stream_wait_event(after, event, 0) }.expect("a wait");
     }
 
-    pub fn sync(&self, stream: Stream) {
+    pub(crate) fn sync(&self, stream: Stream) {
         // SAFETY: a live stream.
         unsafe { self.driver.stream_synchronize(stream) }.expect("a sync");
     }
 
-    pub fn free(&self, ptr: u64) {
+    pub(crate) fn free(&self, ptr: u64) {
         // SAFETY: the tests use no block after they freed it.
         unsafe { self.pool.free(ptr) }.expect("a free");
     }
 
-    pub fn advance_ms(&self, ms: u64) {
+    pub(crate) fn advance_ms(&self, ms: u64) {
         self.clock.fetch_add(ms, Relaxed);
     }
 }
 
-pub struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
     }
 
-    pub fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 }
@@ -112,10 +113,16 @@ struct Live {
 }
 
 /// What a random program found wrong; nothing if all is well.
-pub type Verdict = Result<(), String>;
+pub(crate) type Verdict = Result<(), String>;
 
 /// Runs `operations` random operations over `streams` streams and checks them against a model.
-pub fn run_model(m: &Machine, seed: u64, operations: u64, streams: usize, cap: u64) -> Verdict {
+pub(crate) fn run_model(
+    m: &Machine,
+    seed: u64,
+    operations: u64,
+    streams: usize,
+    cap: u64,
+) -> Verdict {
     let mut rng = Rng::new(seed);
     let streams: Vec<Stream> = (0..streams).map(|_| m.stream()).collect();
     let event = m.event();
