@@ -166,7 +166,10 @@ impl StreamState {
         loop {
             let first = lock(&self.events).front().map(|&(epoch, _)| epoch);
             let Some(epoch) = first else { return Ok(()) };
-            if !self.query(gpu, epoch)? {
+            if self.is_done(epoch) {
+                // It was recorded by one thread while another saw a later one complete.
+                self.complete(epoch);
+            } else if !self.query(gpu, epoch)? {
                 return Ok(());
             }
         }

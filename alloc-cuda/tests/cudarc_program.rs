@@ -43,20 +43,20 @@ fn buffers_work_where_cudarc_takes_memory() {
     let values: Vec<u32> = (0..100_000).collect();
     let buffer = pool.copied(&stream, &values).expect("a buffer");
     assert_eq!(DeviceSlice::len(&buffer), values.len());
-    assert_eq!(stream.memcpy_dtov(&buffer).expect("a copy"), values);
+    assert_eq!(stream.clone_dtoh(&buffer).expect("a copy"), values);
     let mut zeros = pool.zeros::<u32>(&stream, values.len()).expect("a buffer");
-    assert!(stream.memcpy_dtov(&zeros).expect("a copy").iter().all(|&value| value == 0));
+    assert!(stream.clone_dtoh(&zeros).expect("a copy").iter().all(|&value| value == 0));
     stream.memcpy_dtod(&buffer, &mut zeros).expect("a copy");
-    assert_eq!(stream.memcpy_dtov(&zeros).expect("a copy"), values);
+    assert_eq!(stream.clone_dtoh(&zeros).expect("a copy"), values);
     // As one of cudarc's own slices.
     {
         let slice = zeros.as_cuda_slice();
         assert_eq!(slice.len(), values.len());
-        assert_eq!(stream.memcpy_dtov(&slice.slice(10..20)).expect("a copy"), values[10..20]);
+        assert_eq!(stream.clone_dtoh(&slice.slice(10..20)).expect("a copy"), values[10..20]);
     }
     // Another stream reads it and the buffer is dropped at once: nothing waits, nothing races.
     let other = context.new_stream().expect("a stream");
-    let copy = other.memcpy_dtov(&buffer).expect("a copy");
+    let copy = other.clone_dtoh(&buffer).expect("a copy");
     assert_eq!(copy, values);
     {
         let (ptr, _record) = buffer.device_ptr(&other);

@@ -67,7 +67,9 @@ watched! {
     }
     cuMemAllocPitch_v2(ptr: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32) cuMemAllocPitch_v2 after |caller| {
         // SAFETY: the call succeeded.
-        let (at, row) = unsafe { (written(ptr), written(pitch)) };
+        let at = unsafe { written(ptr) };
+        // SAFETY: as above.
+        let row = unsafe { written(pitch) };
         let _ = (width, element);
         ledger::add(Kind::Device, at, row.saturating_mul(height), caller);
     }
