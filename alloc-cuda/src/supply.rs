@@ -148,8 +148,9 @@ impl Inner {
 
     /// Frees the pending blocks of a heap that are complete.
     pub(crate) fn settle(&self, shard: &Shard) -> u64 {
-        let streams = self.all_streams();
         let mut heap = shard.heap();
+        // After the heap: what it names is in the list then.
+        let streams = self.all_streams();
         let settled = heap.settle_pending(shard.stream.index, |need| {
             planted(fault::EARLY_REUSE) || streams[need.stream as usize].is_done(need.epoch)
         });
@@ -159,9 +160,9 @@ impl Inner {
 
     /// A pending block of `home` that is complete, or ordered before the asking stream's work.
     pub(crate) fn retake(&self, home: &Arc<Shard>, ask: &Ask<'_>) -> Option<u64> {
-        let streams = self.all_streams();
         let user = &ask.shard.stream;
         let mut heap = home.heap();
+        let streams = self.all_streams();
         let at = {
             let heap = &*heap;
             let ready = heap.pending.iter().enumerate().filter(|(_, entry)| {
