@@ -12,7 +12,7 @@ use thermalloc_cuda::{Backing, PoolBuilder};
 use thermalloc_cuda_sim::{Access, Config, Latency, Progress};
 
 /// Rounds until the steady state, and then.
-const WARM: usize = 12;
+const WARM: usize = 30;
 const ROUNDS: usize = 6;
 
 /// What a replay found.
