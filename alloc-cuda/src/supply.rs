@@ -108,8 +108,8 @@ impl Inner {
 
     /// Notes that memory was rearranged. A program that asks for the same sizes again is served
     /// without, after its first rounds; one that does not is better off with more room.
-    pub(crate) fn rearranged(&self) {
-        let more = |parts: u64| (parts < SLACK_MOST).then_some(parts + 1);
+    pub(crate) fn rearranged(&self, parts: u64) {
+        let more = |now: u64| (now < SLACK_MOST).then_some((now + parts).min(SLACK_MOST));
         // At its most it stays.
         let _ = self.slack_parts.fetch_update(Relaxed, Relaxed, more);
     }
@@ -489,7 +489,7 @@ impl Inner {
         let old = heap.unstitch_old(|stamp| shard.stream.is_done(stamp));
         let stitch = heap.claim_stitch(size);
         drop(heap);
-        self.rearranged();
+        self.rearranged(1);
         self.unmap_views(&old);
         let Some(stitch) = stitch else { return Ok(None) };
         let span = stitch.handles.len() as u64 * CHUNK;
@@ -529,15 +529,24 @@ impl Inner {
                     Box::new(move |stamp, _| stream.is_done(stamp))
                 });
                 if collected > 0 {
-                    self.rearranged();
+                    self.rearranged(1);
                 }
             }
-        } else if ask.shard.pool == 0 {
+        } else if ask.shard.pool == 0 && !self.captures.any() {
             self.poll_streams(true);
-            self.free_segments(growth, |shard| {
+            if self.wait_ms.load(Relaxed) > 0 {
+                // Freeing a segment would wait for the device anyway, and growth stays for good.
+                let _ = self.gpu.synchronize();
+                self.poll_streams(true);
+            }
+            let freed = self.free_segments(growth, |shard| {
                 let stream = Arc::clone(&shard.stream);
                 Box::new(move |stamp, _| stream.is_done(stamp))
             });
+            if freed > 0 {
+                // Segments cost more than chunks: fewer times are enough.
+                self.rearranged(8);
+            }
         }
     }
 }
