@@ -42,7 +42,7 @@ impl Heat {
     }
 
     /// The peak of the window at the last look, or more.
-    pub(crate) fn peak(&self, in_use: u64) -> u64 {
+    fn peak(&self, in_use: u64) -> u64 {
         self.slots.iter().copied().fold(in_use, u64::max)
     }
 

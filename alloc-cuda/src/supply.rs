@@ -95,7 +95,7 @@ impl Inner {
     /// make streams wait, or to stitch.
     pub(crate) fn is_cheap(&self, growth: u64, size: u64) -> bool {
         let in_use = self.in_use() + size;
-        let peak = lock(&self.heat).peak(in_use);
+        let peak = lock(&self.heat).note(self.now_ms(), in_use, in_use);
         let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
         let reserved = self.reserved.load(Relaxed) - idle;
         reserved + growth <= peak + self.slack(peak) + ROOM
