@@ -1,5 +1,7 @@
 //! Threads on one pool, each on a stream of its own and now and then on another's.
 
+#![allow(clippy::cast_possible_truncation, reason = "small random numbers")]
+
 mod common;
 
 use common::{MIB, Machine, Rng, config};
