@@ -1,0 +1,44 @@
+//! A stream-ordered pool of CUDA memory.
+//!
+//! Layers, each knowing only those below: `pool` (which heap serves a request) -> `heap` (blocks and
+//! free memory of one stream) -> `bins`, `block`; and `pool` -> `stream` (epochs and events) -> `gpu`
+//! (one device) -> `driver`, the one seam to the CUDA driver.
+#![allow(clippy::cast_possible_truncation, reason = "usize and addresses of devices have 64 bits")]
+
+mod background;
+mod bins;
+mod block;
+mod buffer;
+mod capture;
+mod chunk_map;
+mod cool;
+mod default_pool;
+pub mod driver;
+#[doc(hidden)]
+pub mod fault;
+mod gpu;
+mod heap;
+mod heat;
+mod history;
+mod ipc;
+mod ladder;
+mod managed;
+mod oom;
+mod pinned;
+mod pool;
+mod snapshot;
+pub mod stats;
+mod stream;
+mod supply;
+
+pub use buffer::{Borrowed, Buffer, BufferError};
+pub use capture::{Capture, GraphMemory, PoolId, StreamFilter};
+pub use default_pool::{DefaultPool, DefaultPoolStats};
+pub use gpu::Backing;
+pub use ipc::{Export, ExportError, Imported};
+pub use managed::{Advice, Managed, Place};
+pub use oom::{AllocError, FreeError, Holder, OutOfMemory, PendingOn};
+pub use pinned::{PinnedError, PinnedPool, PinnedStats};
+pub use pool::{OnOutOfMemory, OnStream, Pool, PoolBuilder, Reuse, TagGuard};
+
+const _: () = assert!(usize::BITS == 64);

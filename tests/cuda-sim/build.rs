@@ -1,0 +1,6 @@
+//! The shared object stands in for the driver, so it has the driver's name.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+}
