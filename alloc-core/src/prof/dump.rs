@@ -3,7 +3,7 @@ use core::ffi::CStr;
 
 use super::file::{Desk, File, Introduced, Writer};
 use super::{
-    LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
+    LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns, system,
 };
 use crate::arena::slab::free_slots;
 use crate::control::options::{self, Kind, TEXT_BYTES};
@@ -260,6 +260,8 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
     }
     figures(writer);
     HEAP.pages.glance(|e| extent(writer, e));
+    system::regions(writer);
+    system::limits(writer);
     let (blocks, sites) = (MISSED.load(Relaxed), SITES.lost());
     if blocks + sites > 0 {
         writer.push(&Record::Lost(Lost { time_ns: now_ns(), events: 0, blocks, sites }));
@@ -347,6 +349,10 @@ fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
             class_bytes: class,
             slots,
             used,
+            resident_bytes_plus_1: system::resident(
+                HEAP.pages.space.window.address(start),
+                (pages as usize) << LG_PAGE,
+            ),
         }));
     }
 }

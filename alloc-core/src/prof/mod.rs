@@ -23,6 +23,7 @@ mod maps;
 mod ring;
 mod sampler;
 mod sites;
+mod system;
 mod table;
 mod tags;
 mod tensorflow;
