@@ -328,4 +328,49 @@ pub fn run() -> u64 {{
         return quiet([run / "target/release/made"])
 
 
-ALL = [python, python_json, redis, gcc, sqlite, git, cargo]
+class z3(Program):
+    """z3 on generated problems: equations of long bit vectors, and shop schedules in integers.
+
+    Its search does not depend on addresses, so each allocator sees the same calls; the values it finds are compared.
+    """
+
+    needs = ("z3",)
+
+    def setup(self):
+        rng = random.Random(5)
+        lines = []
+        for _ in range(self.times(20)):
+            lines += ["(push)", *self.schedule(rng, 13), "(check-sat)", "(pop)"]
+        for bits in (128, 124, 120)[:self.times(3)] if self.scale >= 1 else (96,):
+            lines += ["(push)", *self.equation(rng, bits), "(check-sat)", "(get-value (x y))", "(pop)"]
+        (self.work / "problems.smt2").write_text("\n".join(lines) + "\n")
+
+    @staticmethod
+    def equation(rng, bits):
+        odd = rng.randrange(1 << 20) | 1
+        return [f"(declare-const x (_ BitVec {bits}))", f"(declare-const y (_ BitVec {bits}))",
+                f"(assert (= (bvmul x y) (bvadd (bvmul x x) (_ bv{odd} {bits}))))",
+                f"(assert (bvult x y))(assert (bvugt x (_ bv3 {bits})))",
+                f"(assert (= (bvand (bvlshr x (_ bv2 {bits})) (_ bv7 {bits})) (_ bv5 {bits})))"]
+
+    @staticmethod
+    def schedule(rng, jobs):
+        """Each job visits three machines in an order of its own; no machine does two things at once."""
+        long = [[rng.randrange(1, 9) for _ in range(3)] for _ in range(jobs)]
+        order = [rng.sample(range(3), 3) for _ in range(jobs)]
+        lines = [f"(declare-const s{i}_{k} Int)" for i in range(jobs) for k in range(3)]
+        lines += [f"(assert (>= s{i}_0 0))" for i in range(jobs)]
+        lines += [f"(assert (>= s{i}_{k + 1} (+ s{i}_{k} {long[i][k]})))" for i in range(jobs) for k in range(2)]
+        for i in range(jobs):
+            for j in range(i):
+                for k in range(3):
+                    m = order[j].index(order[i][k])
+                    lines.append(f"(assert (or (>= s{i}_{k} (+ s{j}_{m} {long[j][m]})) (>= s{j}_{m} (+ s{i}_{k} {long[i][k]}))))")
+        busiest = max(sum(long[i][order[i].index(m)] for i in range(jobs)) for m in range(3))
+        return lines + [f"(assert (<= (+ s{i}_2 {long[i][2]}) {busiest + 12}))" for i in range(jobs)]
+
+    def command(self, run):
+        return ["z3", self.work / "problems.smt2"]
+
+
+ALL = [python, python_json, redis, gcc, sqlite, git, cargo, z3]

@@ -1,159 +1,29 @@
 #!/usr/bin/env python3
-"""Measures allocators side by side: primitives, memory scenarios, real programs. See README.md.
+"""Measures allocators side by side: primitives, scenarios, memory, real programs. See README.md.
 
 Runs are interleaved: in each round every allocator has its turn, in a turning order, so that a machine that
 slows down slows all of them. Tables show medians; the raw rows go to results/.
 """
 import argparse
-import collections
 import csv
-import glob
 import json
-import os
 import pathlib
-import platform
 import statistics
 import subprocess
-import sys
-import time
 
 import programs
+import scenarios
+import verdict
+from common import ALLOCATORS, HERE, NEWEST, Results, bare, build, came_from, chosen, is_ours, markdown, measured, medians, read, rounds, say, unique
 
-HERE = pathlib.Path(__file__).resolve().parent
-PEERS = HERE / "target/peers"
-SYSTEM = "/usr/lib/*-linux-gnu/"
-# name: (library or a pattern for it, environment). Debian's packages, then what peers/build.sh makes.
-ALLOCATORS = {
-    "glibc": ("", {}),
-    "jemalloc": (SYSTEM + "libjemalloc.so.2", {}),
-    "gperftools": (SYSTEM + "libtcmalloc_minimal.so.4", {}),
-    "mimalloc2": (SYSTEM + "libmimalloc.so.2", {}),
-    "jemalloc-new": (str(PEERS / "libjemalloc.so"), {}),
-    "mimalloc3": (str(PEERS / "libmimalloc.so"), {}),
-    "snmalloc": (str(PEERS / "libsnmalloc.so"), {}),
-    # Its per-CPU mode needs rseq to itself, which glibc would have registered.
-    "tcmalloc": (str(PEERS / "libtcmalloc.so"), {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}),
-}
 # scenario: (arguments of --quick, the figure that counts)
-SCENARIOS = {
+MEMORY_CASES = {
     "idle_threads": (["--threads", "100", "--settle-ms", "100"], "beyond_kib_per_thread"),
     "consumer": (["--gib", "1"], "peak_mib"),
     "quiet": (["--mb", "50", "--seconds", "1"], "percent_of_peak"),
     "period": (["--mib", "50", "--period-ms", "300"], "faults_per_round"),
     "shrink": (["--high-mib", "256", "--low-mib", "50", "--early-s", "1", "--late-s", "2"], "late_over_live"),
 }
-
-
-def say(*what):
-    print(time.strftime("%H:%M:%S"), *what, file=sys.stderr, flush=True)
-
-
-def build():
-    """Builds the measuring programs; returns where they are."""
-    out = subprocess.run(["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics"], cwd=HERE,
-                         check=True, stdout=subprocess.PIPE, text=True).stdout
-    exes = [json.loads(line).get("executable") for line in out.splitlines()]
-    return {pathlib.Path(e).name: e for e in exes if e}
-
-
-def chosen(a, default):
-    """name: (library, environment), in the order asked for; what is not installed is left out, aloud."""
-    known = dict(ALLOCATORS)
-    for extra in a.add:
-        name, _, rest = extra.partition("=")
-        lib, *pairs = rest.split(",")
-        known[name] = (lib, dict(p.split("=", 1) for p in pairs))
-    if a.lib:
-        known["ours"] = (a.lib, {})
-    names = (a.allocators or default or ",".join(known)).split(",")
-    names += [n for n in known if n not in names and n not in ALLOCATORS]
-    found = {}
-    for name in names:
-        if name not in known:
-            sys.exit(f"run.py: allocator {name}: not known: have {', '.join(known)}")
-        lib, env = known[name]
-        paths = sorted(glob.glob(lib))
-        if lib and not paths:
-            say(f"{name} is left out: no {lib} (see README.md)")
-            continue
-        found[name] = (os.path.abspath(paths[0]) if lib else "", env)
-    return found
-
-
-def rounds(a, allocators):
-    """(round, allocator) pairs, each round beginning with another allocator."""
-    names = list(allocators)
-    for r in range(a.rounds):
-        for name in names[r % len(names):] + names[:r % len(names)]:
-            yield r, name
-
-
-def measured(argv, allocator, timeout):
-    """Standard output of a measuring program under an allocator, or None where it failed."""
-    lib, env = allocator
-    env = {**programs.clean_env(), **env, **({"LD_PRELOAD": lib} if lib else {})}
-    try:
-        run = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return say(f"no end after {timeout} s:", *argv, lib)
-    return say(f"exit {run.returncode}:", *argv, lib) if run.returncode else run.stdout
-
-
-def came_from(library, lib):
-    """The name of the library that malloc came from, once that is the one preloaded."""
-    if lib and not os.path.samefile(library, lib):
-        sys.exit(f"run.py: malloc came from {library}, not {lib}: was the preload ignored?")
-    return os.path.basename(library)
-
-
-class Results:
-    """Raw rows, written as they come. The first line says what machine it was."""
-
-    def __init__(self, a, columns):
-        self.path = pathlib.Path(a.out or HERE / f"results/{a.what}.csv")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.columns, self.rows, self.file = columns, [], open(self.path, "w", newline="")
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as f:
-            thp = f.read().split("[")[1].split("]")[0]
-        with open("/proc/cpuinfo") as f:
-            cpu = next((line.split(": ")[1].strip() for line in f if line.startswith("model name")), platform.machine())
-        self.file.write(f"# {time.strftime('%Y-%m-%d')}; {cpu}, {os.cpu_count()} CPUs; Linux {platform.release().split('-')[0]}; "
-                        f"{' '.join(platform.libc_ver())}; THP {thp}; load {os.getloadavg()[0]:.1f} at the start\n")
-        csv.writer(self.file).writerow(columns)
-
-    def add(self, **row):
-        self.rows.append(row)
-        csv.DictWriter(self.file, self.columns).writerow(row)
-        self.file.flush()
-
-
-def read(path):
-    with open(path) as f:
-        lines = [line for line in f if not line.startswith("#")]
-    return list(csv.DictReader(lines))
-
-
-def medians(rows, key, value):
-    """key(row) -> median of value, rows in the order in which they first came."""
-    groups = collections.OrderedDict()
-    for row in rows:
-        if row.get(value) not in ("", None):
-            groups.setdefault(key(row), []).append(float(row[value]))
-    return collections.OrderedDict((k, statistics.median(v)) for k, v in groups.items())
-
-
-def unique(items):
-    return list(dict.fromkeys(items))
-
-
-def markdown(head, rows):
-    print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
-    for row in rows:
-        print("| " + " | ".join(str(c) for c in row) + " |")
-
-
-def bare(number):
-    return "" if number is None else f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
 # primitives
@@ -166,7 +36,7 @@ def primitives(a):
     options = [x for flag in ("patterns", "sizes", "threads") if getattr(a, flag) for x in (f"--{flag}", getattr(a, flag))]
     listed = subprocess.run([exe, "--list", *options], check=True, stdout=subprocess.PIPE, text=True).stdout
     cases = [(r["pattern"], r["size"], r["threads"]) for r in csv.DictReader(listed.splitlines())]
-    results = Results(a, PRIMITIVES)
+    results = Results(a, PRIMITIVES, allocators)
     say(f"{len(cases)} cases, {len(allocators)} allocators, {a.rounds} rounds: about "
         f"{len(cases) * len(allocators) * a.rounds * (a.measure_ms + 80) / 60000:.0f} minutes")
     for case in cases:
@@ -212,8 +82,8 @@ MEMORY = ["round", "allocator", "library", "scenario", "figure", "value"]
 
 def memory(a):
     exes, allocators = build(), chosen(a, None)
-    results = Results(a, MEMORY)
-    for scenario, (quick, _) in SCENARIOS.items():
+    results = Results(a, MEMORY, allocators)
+    for scenario, (quick, _) in MEMORY_CASES.items():
         if a.only and scenario not in a.only.split(","):
             continue
         for r, name in rounds(a, allocators):
@@ -234,7 +104,7 @@ def memory_table(rows, a):
     m = medians(rows, lambda r: (r["scenario"], r["allocator"], r["figure"]), "value")
     for scenario in unique(k[0] for k in m):
         figures = unique(k[2] for k in m if k[0] == scenario)
-        counts = SCENARIOS[scenario][1]
+        counts = MEMORY_CASES[scenario][1]
         names = sorted(unique(k[1] for k in m if k[0] == scenario), key=lambda n: m[scenario, n, counts])
         print(f"\n### {scenario}\n")
         markdown(["allocator", *(f"**{f}**" if f == counts else f for f in figures)],
@@ -247,8 +117,8 @@ PROGRAMS = ["round", "program", "allocator", "exit", "wall", "user", "sys", "pea
 
 
 def real(a):
-    exes, allocators = build(), chosen(a, "glibc,jemalloc")
-    results = Results(a, PROGRAMS)
+    exes, allocators = build(), chosen(a, NEWEST)
+    results = Results(a, PROGRAMS, allocators)
     for kind in programs.ALL:
         if a.only and kind.__name__ not in a.only.split(","):
             continue
@@ -267,36 +137,51 @@ def real(a):
     say("raw rows in", results.path)
 
 
-def programs_table(rows, a):
+def states(rows):
+    """allocator: same, or how many runs failed or gave another output than the first allocator's."""
+    names = unique(r["allocator"] for r in rows)
+    wanted = next((r["check"] for r in rows if r["allocator"] == names[0] and r.get("check")), None)
+    found = {}
+    for n in names:
+        runs = [r for r in rows if r["allocator"] == n]
+        failed = sum(bool(r.get("error")) for r in runs)
+        differ = sum(r.get("check") not in (wanted, "", None) for r in runs)
+        found[n] = f"{failed} failed" if failed else f"{differ} differ" if differ else "same"
+    return found
+
+
+def with_sums(rows):
     for row in rows:
         if row.get("wall") not in ("", None):
             row["cpu"], row["peak_mib"] = float(row["user"]) + float(row["sys"]), int(row["peak_kib"]) / 1024
-    names = unique(r["allocator"] for r in rows)
-    against = [n for n in ("glibc", "jemalloc") if n in names]
-    others = [n for n in names if n not in against]
+    return rows
+
+
+def programs_table(rows, a):
+    names = sorted(unique(r["allocator"] for r in rows), key=is_ours)
+    ours, peers = [n for n in names if is_ours(n)], [n for n in names if not is_ours(n)]
     table = []
-    for program in unique(r["program"] for r in rows):
+    for program in unique(r["program"] for r in with_sums(rows)):
         mine = [r for r in rows if r["program"] == program]
-        wanted = next((r["check"] for r in mine if r["allocator"] == names[0] and r.get("check")), None)
-        state = {}
-        for n in names:
-            runs = [r for r in mine if r["allocator"] == n]
-            failed, differ = (sum(map(bool, x)) for x in ([r.get("error") for r in runs], [r.get("check") not in (wanted, "", None) for r in runs]))
-            state[n] = f"{failed} failed" if failed else f"{differ} differ" if differ else "same"
+        odd = [f"{n} {s}" for n, s in states(mine).items() if s != "same"]
         for figure in ("wall", "cpu", "peak_mib"):
             m = medians(mine, lambda r: r["allocator"], figure)
-            ratios = [f"{m[o] / m[b]:.2f}" if m.get(o) and m.get(b) else "" for o in others for b in against]
-            table.append([program, figure, *(bare(m.get(n)) for n in names), *ratios, ", ".join(f"{n} {s}" for n, s in state.items() if s != "same") or "same"])
+            best = min((p for p in peers if m.get(p)), key=m.get, default=None)
+            ratios = [bare(m[o] / m[best]) if best and m.get(o) else "" for o in ours]
+            table.append([program, figure, *(bare(m.get(n)) for n in names), best or "", *ratios, ", ".join(odd) or "same"])
     print()
-    markdown(["program", "figure", *names, *(f"{o} / {b}" for o in others for b in against), "output"], table)
+    markdown(["program", "figure", *names, "best peer", *(f"{o} / best" for o in ours), "output"], table)
 
 
 def table(a):
     for path in a.files:
         rows = read(path)
         if rows:
-            kind = primitives_table if "cpu_ns" in rows[0] else memory_table if "scenario" in rows[0] else programs_table
-            kind(rows, a)
+            if "extra_kib" in rows[0]:
+                scenarios.tables(rows, a.column)
+            else:
+                kind = primitives_table if "cpu_ns" in rows[0] else memory_table if "scenario" in rows[0] else programs_table
+                kind(rows, a)
 
 
 def main():
@@ -319,8 +204,14 @@ def main():
     s.add_argument("--threads", help="with commas; 1,2,16 unless given")
     s.add_argument("--measure-ms", type=int, default=150)
     s.add_argument("--column", choices=["cpu_ns", "wall_ns"])
+    s = command("scenarios", scenarios.run, 5, "whole workloads of a fixed amount of work: time, CPU time, peak, faults")
+    s.add_argument("--only", help="names with commas, with or without the number of threads: larson,tensors-16")
+    s.add_argument("--quick", action="store_true", help="a fiftieth of the work: a check that all works, no figures")
+    s.add_argument("--scale", type=float, help="amount of work; 1 unless given")
+    s.add_argument("--timeout", type=float, default=120, help="seconds for one run, after which it failed")
+    s.add_argument("--column", choices=list(scenarios.FIGURES), help="only this table")
     s = command("memory", memory, 3, "resident size in four scenarios")
-    s.add_argument("--only", help=",".join(SCENARIOS))
+    s.add_argument("--only", help=",".join(MEMORY_CASES))
     s.add_argument("--quick", action="store_true", help="small and short: a check that all works, no figures")
     s = command("programs", real, 5, "real programs: time, CPU time, peak resident size")
     s.add_argument("--only", help=",".join(k.__name__ for k in programs.ALL))
@@ -328,8 +219,9 @@ def main():
     s.add_argument("--work", default=HERE / "target/programs", help="folder for generated inputs")
     s = sub.add_parser("table", help="print the table of raw CSV files again")
     s.add_argument("files", nargs="+")
-    s.add_argument("--column", choices=["cpu_ns", "wall_ns"])
+    s.add_argument("--column", help="cpu_ns or wall_ns of primitives; " + ", ".join(scenarios.FIGURES) + " of scenarios")
     s.set_defaults(run=table)
+    verdict.arguments(sub)
     a = p.parse_args()
     a.run(a)
 

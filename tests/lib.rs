@@ -1,6 +1,6 @@
 //! What the tests share: the finished C library, a C compiler, processes with the library preloaded.
 //!
-//! Needs gcc, g++ and binutils. Nothing is skipped: what is missing fails.
+//! Needs gcc, g++ and binutils. Nothing is skipped, what is missing fails; but for `fast_path`, which says so.
 
 pub mod model;
 

@@ -405,6 +405,31 @@ fn scopes_steps_marks_and_devices() {
 }
 
 #[test]
+fn tensorflows_annotations_become_tags() {
+    let library = scratch("tf/libtensorflow_framework.so.2");
+    compile("prof/annotation.cpp", &library, &["-shared", "-fPIC"]);
+    let program = program("prof/tensorflow.c", &[]);
+    let said = |options: &str| {
+        let (_, p) = profile(&program, options, &[&library]);
+        let told = |mib: u64| {
+            let b = p.live.iter().find(|b| b.size == mib << 20).unwrap();
+            let tag = p.tags.get(&b.tag).cloned().unwrap_or_default();
+            (tag.3, tag.1, b.step)
+        };
+        [2, 3, 4, 5].map(told)
+    };
+    let (tf, none) = (source::TENSORFLOW, (String::new(), 0, 0));
+    let scope = (String::from("kv_cache"), source::SCOPE, 0);
+    let [nothing, output, temp, scoped] = said("prof:true");
+    assert_eq!(nothing, none, "no operator is at work");
+    assert_eq!(output, (String::from("functional_1/conv_b_1/Relu"), tf, 30));
+    assert_eq!(temp, (String::from("gradient_tape/dense/MatMul"), tf, 31), "on its thread");
+    assert_eq!(scoped, scope, "what the program says goes first");
+    assert_eq!(said("prof:true,prof_tensorflow:false"), [none.clone(), none.clone(), none, scope]);
+    assert_eq!(said("prof:true,background_thread:false")[1], output, "without the thread");
+}
+
+#[test]
 fn nothing_that_happens_beside_it_disturbs() {
     let program = program("prof/busy.c", &["-O1"]);
     for options in [

@@ -67,9 +67,12 @@ fn dump(name: &str) -> Profile {
     profile
 }
 
+/// A block, and the stack that it was allocated on.
+type Told = (Vec<u8>, Vec<u64>);
+
 /// An allocation of `size` bytes, and the stack that the C library sees here.
 #[inline(never)]
-fn here(size: usize) -> (Vec<u8>, Vec<u64>) {
+fn here(size: usize) -> Told {
     let block = std::hint::black_box(Vec::with_capacity(size));
     let mut frames = [std::ptr::null_mut(); 128];
     // SAFETY: the buffer has that many places.
@@ -97,7 +100,7 @@ fn stacks_and_scopes_of_a_rust_program() {
     }
     told.push(std::thread::spawn(|| deep(3, &mut || here(100_090))).join().unwrap());
     told.push([3, 1, 2].into_iter().map(here).max_by_key(|(_, stack)| stack.len()).unwrap());
-    let mut boxed: Box<dyn FnMut(usize) -> (Vec<u8>, Vec<u64>)> = Box::new(here);
+    let mut boxed: Box<dyn FnMut(usize) -> Told> = Box::new(here);
     told.push(boxed(100_091));
 
     let outer = prof::scope("weights:table");
@@ -126,7 +129,7 @@ fn stacks_and_scopes_of_a_rust_program() {
     for (block, theirs) in &told {
         let b = by_address[&(block.as_ptr().addr() as u64)];
         let (ours, flags) = &p.sites[&b.site];
-        assert_eq!((*flags, b.size as usize), (0, block.capacity()));
+        assert_eq!((*flags, b.size), (0, block.capacity() as u64));
         assert!(ours.ends_with(&theirs[1..]), "{ours:x?}\n{theirs:x?}");
         assert!(ours.len() - theirs.len() < 30);
     }

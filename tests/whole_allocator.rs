@@ -41,6 +41,7 @@ fn sizes() -> impl Strategy<Value = usize> {
         2 => LITTLE..=64 << 20,
         // Exact multiples of a huge page, which get its alignment.
         4 => (1..=32usize).prop_map(|n| n << 21),
+        8 => Just(2usize << 20),
     ]
 }
 

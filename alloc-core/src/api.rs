@@ -9,8 +9,8 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front;
 use crate::front::size_class::{
-    CACHED_MAX, CLASSES, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX, class_bytes, class_of,
-    class_of_aligned, medium_class, tiny_class,
+    CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX,
+    class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
 };
 use crate::process::{self, HEAP};
 use crate::prof;
@@ -46,6 +46,9 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
 #[inline(never)]
 #[must_use]
 pub fn alloc_slow(size: usize) -> *mut u8 {
+    if size == HUGE_BYTES {
+        return cached(HUGE_CLASS, size);
+    }
     if size > CACHED_MAX {
         return alloc_large(size, 1, false);
     }
@@ -68,6 +71,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
         Some(class) => cached(class, size),
+        None if size == HUGE_BYTES && align <= HUGE_BYTES => cached(HUGE_CLASS, size),
         None => alloc_large(size, align, false),
     }
 }
@@ -198,15 +202,15 @@ pub unsafe fn realloc_aligned(p: *mut u8, new_size: usize, align: usize) -> *mut
                 return q;
             }
         }
-    } else if aligned && new_size <= old_size && code != LARGE {
-        let class = class_of(new_size);
-        let same = code == RECORDED && class == HEAP.recorded_class(p);
-        if class == code || same || class_bytes(class) * 2 > old_size {
-            if code == RECORDED {
-                prof::resized(HEAP.record_at(p), p, new_size, old_size);
-            }
-            return p;
+    } else if aligned
+        && new_size <= old_size
+        && code != LARGE
+        && (new_size * 2 > old_size || class_bytes(class_of(new_size)) * 2 > old_size)
+    {
+        if code == RECORDED {
+            prof::resized(HEAP.record_at(p), p, new_size, old_size);
         }
+        return p;
     }
     let q = if align <= 16 { alloc(new_size) } else { alloc_aligned(new_size, align) };
     if !q.is_null() {

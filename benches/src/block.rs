@@ -56,6 +56,32 @@ impl Block {
         }
     }
 
+    /// Writes every byte.
+    #[inline]
+    pub fn fill(self, size: usize, byte: u8) {
+        // SAFETY: the block has size bytes and is this thread's alone.
+        unsafe { self.0.write_bytes(byte, size) };
+        black_box(self.0);
+    }
+
+    /// Writes the first byte `times` times and reads it back each time.
+    #[inline]
+    pub fn poke(self, times: usize) {
+        for i in 0..times {
+            // SAFETY: a block has at least one byte.
+            unsafe { self.0.write_volatile(i.to_le_bytes()[0]) };
+            // SAFETY: as above; it was written.
+            unsafe { self.0.read_volatile() };
+        }
+    }
+
+    /// Reads the first byte.
+    #[inline]
+    pub fn first(self) -> u8 {
+        // SAFETY: a block has at least one byte, which `new` wrote.
+        unsafe { self.0.read_volatile() }
+    }
+
     /// free.
     #[inline]
     pub fn free(self) {

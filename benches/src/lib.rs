@@ -30,16 +30,10 @@ pub fn now() -> Duration {
 }
 
 fn clock(id: libc::clockid_t) -> Duration {
-    let mut t = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: t is a valid timespec to write to, and both clocks exist on Linux.
     unsafe { libc::clock_gettime(id, &mut t) };
-    Duration::new(
-        t.tv_sec.unsigned_abs(),
-        u32::try_from(t.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0))
 }
 
 /// The library whose `malloc` this process calls, so that a preload that did not work cannot go unseen.
@@ -52,9 +46,7 @@ pub fn library() -> String {
         return "unknown".into();
     }
     // SAFETY: dladdr succeeded, so dli_fname is a C string owned by the loader.
-    unsafe { std::ffi::CStr::from_ptr(info.dli_fname) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { std::ffi::CStr::from_ptr(info.dli_fname) }.to_string_lossy().into_owned()
 }
 
 /// A small generator with a fixed seed: every allocator sees the same sequence.
@@ -101,9 +93,7 @@ pub struct Json(String);
 impl Json {
     /// Starts the line of `scenario`.
     pub fn new(scenario: &str) -> Self {
-        Json("{".into())
-            .text("scenario", scenario)
-            .text("library", &library())
+        Json("{".into()).text("scenario", scenario).text("library", &library())
     }
 
     /// Adds a string; it must need no escapes.

@@ -18,6 +18,7 @@
 #![cfg_attr(not(test), no_std)]
 
 mod chunk;
+pub mod classes;
 mod record;
 
 pub use chunk::{

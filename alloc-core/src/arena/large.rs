@@ -4,12 +4,10 @@
 use super::Heap;
 use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::extent::{ExtentId, State};
-use crate::front::size_class::LARGE;
+use crate::front::size_class::{HUGE_BYTES, LARGE};
 use crate::os::Os;
 use crate::sync::atomic::Ordering::Relaxed;
 
-/// Size of a huge page (PMD), bytes.
-const HUGE: usize = 2 << 20;
 /// From here on zeroing looks first which pages are there at all.
 const LOOK_BYTES: usize = 1 << 20;
 /// Pages that one look covers.
@@ -35,7 +33,11 @@ impl<O: Os> Heap<O> {
 
     fn alloc_extent(&self, size: usize, align: usize) -> Option<crate::extent::heap::Taken> {
         let pages = self.pages.pages_for(size)?;
-        let align = if size != 0 && size.is_multiple_of(HUGE) { align.max(HUGE) } else { align };
+        let align = if size != 0 && size.is_multiple_of(HUGE_BYTES) {
+            align.max(HUGE_BYTES)
+        } else {
+            align
+        };
         let taken = self.pages.alloc(pages, align, State::Large, LARGE)?;
         let e = self.pages.space.extents.get(taken.id);
         e.set_bits(0);

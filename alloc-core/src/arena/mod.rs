@@ -18,7 +18,7 @@ use crate::extent::page_map::{LG_PAGE, PAGE};
 use crate::extent::tree::Tree;
 use crate::extent::{Extent, ExtentId, Extents, State};
 use crate::fatal::fatal;
-use crate::front::size_class::{SLAB_CLASSES, SizeClass, class_bytes};
+use crate::front::size_class::{HUGE_BYTES, HUGE_CLASS, SLAB_CLASSES, SizeClass, class_bytes};
 use crate::os::{Errno, Os};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::sync::lock::{Guard, Mutex, RawLock};
@@ -155,6 +155,9 @@ impl<O: Os> Heap<O> {
     /// arena. Returns how many of `out` were filled; 0: out of memory.
     pub(crate) fn fetch(&self, cpu: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
         let _inside = self.passage.enter(cpu);
+        if usize::from(class) > SLAB_CLASSES {
+            return self.take_extents(class, out);
+        }
         match self.transfer().get(class, out) {
             #[allow(clippy::cast_possible_truncation, reason = "reduced to the number of arenas")]
             0 => self.take(cpu as u32, class, out),
@@ -321,7 +324,8 @@ impl<O: Os> Heap<O> {
         let Some(pages) = self.pages.pages_for(class_bytes(class)) else { return 0 };
         let mut ids = [0; BATCH];
         let most = out.len().min(BATCH);
-        let taken = self.pages.alloc_some(pages, class, &mut ids[..most]);
+        let align = if class == HUGE_CLASS { HUGE_BYTES } else { PAGE };
+        let taken = self.pages.alloc_some(pages, align, class, &mut ids[..most]);
         for (slot, &id) in out.iter_mut().zip(&ids[..taken]) {
             let start = self.extents().get(id).start();
             self.pages.space.window.set_code(start, 1, class);

@@ -4,7 +4,7 @@
 use super::Heap;
 use crate::extent::page_map::PAGE;
 use crate::extent::{Extent, State};
-use crate::front::size_class::{LARGE, RECORDED, SizeClass, class_bytes};
+use crate::front::size_class::{HUGE_BYTES, HUGE_CLASS, LARGE, RECORDED, SizeClass, class_bytes};
 use crate::os::Os;
 
 impl<O: Os> Heap<O> {
@@ -12,7 +12,8 @@ impl<O: Os> Heap<O> {
     pub(crate) fn alloc_recorded(&self, class: SizeClass) -> *mut u8 {
         let block = || {
             let pages = self.pages.pages_for(class_bytes(class))?;
-            let taken = self.pages.alloc(pages, PAGE, State::Recorded, class)?;
+            let align = if class == HUGE_CLASS { HUGE_BYTES } else { PAGE };
+            let taken = self.pages.alloc(pages, align, State::Recorded, class)?;
             let e = self.pages.space.extents.get(taken.id);
             e.set_bits(0);
             self.pages.space.window.set_code(e.start(), 1, RECORDED);
@@ -50,6 +51,11 @@ impl<O: Os> Heap<O> {
         let e = self.extents().get(id);
         let live = matches!(e.state(), State::Large | State::Recorded);
         (id != 0 && e.start() == page && live).then_some(e)
+    }
+
+    /// Whether [`Self::set_record`] would find a place for this block's entry.
+    pub(crate) fn can_have_record(&self, block: *mut u8) -> bool {
+        self.extent_with_record(block).is_some()
     }
 
     /// The profiler's entry of a block; 0 where it has none, or is none.

@@ -17,7 +17,7 @@ use crate::sync::{UnsafeCell, const_fn};
 pub(crate) const BATCH_MAX: usize = 32;
 const BATCH_BYTES: usize = 64 << 10;
 /// Of blocks that are extents of their own: a batch is taken as one run and cut.
-const EXTENT_BATCH_BYTES: usize = 256 << 10;
+const EXTENT_BATCH_BYTES: usize = 1 << 20;
 /// What one class may keep here, bytes.
 const CLASS_CAP_BYTES: usize = 1 << 20;
 const BATCHES_MIN: usize = 2;

@@ -149,7 +149,7 @@ stats! {
         in_use_peak_bytes: Bytes Now, "Greatest demand for pages within the hot window.";
         cached_bytes: Bytes Now, "Free blocks in the caches of CPUs or threads and in the transfer stacks.";
         cached_blocks: Count Now, "Number of those blocks.";
-        large_live_bytes: Bytes Now, "Pages of live blocks that have pages of their own.";
+        large_live_bytes: Bytes Now, "Pages of live blocks that no cache holds: those above 1 MiB but of exactly 2 MiB.";
         large_live_blocks: Count Now, "Number of those blocks.";
         slabs: Count Now, "Slabs, each a run of pages with blocks of one size class.";
         rseq_aborts: Count Total, "Restartable sequences that the kernel cut short and that ran again.";

@@ -231,21 +231,27 @@ impl<O: Os> PageHeap<O> {
         Some(Taken { id, zero: clean == pages })
     }
 
-    /// Gives out blocks of `pages` pages (a result of [`Self::pages_for`]) each, for class `code`, as many
-    /// of `out` as one run of dirty pages has, or one. Returns how many; 0: memory is out.
+    /// Gives out blocks as [`Self::alloc`] does, for class `code`: all of `out` from one run of dirty pages
+    /// if their alignment is a page and there is one, else one. Returns how many; 0: memory is out.
     #[allow(clippy::cast_possible_truncation, reason = "a batch; pages of at most 64 KiB")]
-    pub(crate) fn alloc_some(&self, pages: u32, code: u8, out: &mut [ExtentId]) -> usize {
+    pub(crate) fn alloc_some(
+        &self,
+        pages: u32,
+        align: usize,
+        code: u8,
+        out: &mut [ExtentId],
+    ) -> usize {
         let sp = &self.space;
         let mut inner = self.inner.lock();
         let count = out.len() as u32;
-        if count < 2 || inner.cache.reserve_records(sp, count + 4).is_err() {
+        if count < 2 || align > PAGE || inner.cache.reserve_records(sp, count + 4).is_err() {
             drop(inner);
-            return self.alloc_one(pages, code, out);
+            return self.alloc_one(pages, align, code, out);
         }
         let unit = (sp.os.page_size() >> LG_PAGE) as u32;
         let Some(first) = inner.cache.take_dirty(sp, pages * count, unit) else {
             drop(inner);
-            return self.alloc_one(pages, code, out);
+            return self.alloc_one(pages, align, code, out);
         };
         sp.frames.used(sp.extents.get(first).run());
         inner.asked(sp.os.now_ms(), pages * count, 0);
@@ -263,8 +269,8 @@ impl<O: Os> PageHeap<O> {
         out.len()
     }
 
-    fn alloc_one(&self, pages: u32, code: u8, out: &mut [ExtentId]) -> usize {
-        let taken = self.alloc(pages, PAGE, State::Block, code);
+    fn alloc_one(&self, pages: u32, align: usize, code: u8, out: &mut [ExtentId]) -> usize {
+        let taken = self.alloc(pages, align, State::Block, code);
         taken.map_or(0, |taken| {
             out[0] = taken.id;
             1

@@ -46,6 +46,10 @@ impl Backend for Layers {
     fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
         HEAP.pass_on(arena, class, blocks);
     }
+
+    fn take_home(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+        HEAP.put_back(arena, class, blocks);
+    }
 }
 
 /// The arenas alone, for what is cold.
@@ -80,8 +84,8 @@ pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
 /// it. Null: out of memory.
 pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
     if tls().bytes_until_event.get() < 0 {
-        if event(size) {
-            let block = prof::alloc(class, size);
+        if let Some(weight) = prof::choose(size, event(size)) {
+            let block = prof::alloc(class, size, weight);
             if !block.is_null() {
                 return block;
             }
@@ -242,8 +246,9 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
     true
 }
 
-/// Bytes between two events of a thread.
-const EVENT_BYTES: i64 = 2 << 20;
+/// Bytes between two events of a thread: one less than a block that has a class and of which the profiler
+/// records all.
+const EVENT_BYTES: i64 = (2 << 20) - 1;
 
 /// What happens each time a thread has allocated [`EVENT_BYTES`] more or comes to a sample, and at its
 /// first allocation. `size`: the block at hand. True: the profiler records it.
@@ -509,7 +514,7 @@ mod tests {
     #[test]
     fn a_code_that_is_no_class_is_refused() {
         exercise();
-        for code in [0, 113, size_class::LARGE, 255] {
+        for code in [0, 114, size_class::LARGE, 255] {
             assert!(!free_one(code, core::ptr::dangling_mut()));
         }
     }

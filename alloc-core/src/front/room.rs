@@ -20,8 +20,12 @@ pub(crate) trait Backend {
     fn map(&self, bytes: usize) -> *mut u8;
     /// Blocks of `class` for the CPU or arena of index `arena`, at most `out.len()`; 0: no memory.
     fn fetch(&self, arena: usize, class: SizeClass, out: &mut [*mut u8]) -> usize;
-    /// Takes blocks back.
+    /// Takes blocks back, for whoever asks next.
     fn store(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]);
+    /// Takes blocks back to where they are from.
+    fn take_home(&self, arena: usize, class: SizeClass, blocks: &[*mut u8]) {
+        self.store(arena, class, blocks);
+    }
 }
 
 /// Where the slots of each class are, in words from the start of the cache, and how many.
@@ -192,6 +196,13 @@ pub(crate) fn overflow(
     class: SizeClass,
     block: *mut u8,
 ) {
+    if array.header(class).end == array.layout().first(class) {
+        // Nobody allocated of this class here: the block is of another cache's lines, and goes home, so
+        // that two caches don't go on giving away parts of one line.
+        grow(array, backend, class);
+        backend.take_home(array.arena(), class, &[block]);
+        return;
+    }
     let push = || array.push_batch(class, &[block]) == 1;
     if push() || (grow(array, backend, class) && push()) {
         return;
@@ -531,6 +542,18 @@ mod tests {
         assert_eq!(tokens.fetches.load(Relaxed), 1);
         array.free(&tokens, 4, block);
         assert_eq!((array.account.used(), tokens.missing()), (0, 0));
+    }
+
+    #[test]
+    fn the_first_block_of_a_class_that_was_only_freed_here_goes_home() {
+        let (array, tokens) = (Plain::new(1 << 20), Tokens::new(&[4], 10));
+        let mut out = [core::ptr::null_mut(); 2];
+        tokens.fetch(0, 4, &mut out);
+        out.iter().for_each(|&block| tokens.got(block));
+        array.free(&tokens, 4, out[0]);
+        assert!(array.blocks.borrow()[4].is_empty(), "it may share a line with another cache's");
+        array.free(&tokens, 4, out[1]);
+        assert_eq!(array.blocks.borrow()[4], [out[1]]);
     }
 
     #[test]

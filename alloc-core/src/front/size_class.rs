@@ -1,15 +1,19 @@
 //! Size classes: multiples of 16 to 128 bytes, above that eight to a doubling, so that at most
 //! 12.5 % of a block is rounding. Classes up to [`SLAB_MAX`] bytes come from slabs, larger ones up
-//! to [`CACHED_MAX`] are extents of their own that the per-CPU caches hold. Class codes start at
+//! to [`CACHED_MAX`], and a huge page, are extents of their own that the per-CPU caches hold. Class codes start at
 //! 1: code 0 of the class map means "no block starts here".
 
 /// A class code, 1 to [`CLASSES`].
 pub(crate) type SizeClass = u8;
 
 /// Number of classes.
-pub(crate) const CLASSES: usize = 112;
-/// Largest size that has a class, and so is cached per CPU: 1 MiB.
+pub(crate) const CLASSES: usize = 113;
+/// Sizes up to this have a class, and so are cached per CPU: 1 MiB.
 pub(crate) const CACHED_MAX: usize = 1 << 20;
+/// The one larger size that has a class: a huge page. Its blocks have that alignment.
+pub(crate) const HUGE_BYTES: usize = 2 << 20;
+/// The class of [`HUGE_BYTES`].
+pub(crate) const HUGE_CLASS: SizeClass = 113;
 /// Largest size that lives in a slab: 32 KiB.
 pub(crate) const SLAB_MAX: usize = 32 << 10;
 /// The class of [`SLAB_MAX`]; classes above it are extents of their own.
@@ -58,6 +62,9 @@ const fn compute(size: usize) -> SizeClass {
 const fn bytes_of(code: usize) -> u32 {
     if code <= 8 {
         return 16 * code as u32;
+    }
+    if code == HUGE_CLASS as usize {
+        return HUGE_BYTES as u32;
     }
     let k = code - 9;
     ((8 + k % 8 + 1) << (7 + k / 8 - 3)) as u32
@@ -122,7 +129,8 @@ mod tests {
             assert_eq!(bytes % 16, 0);
         }
         assert_eq!(class_of(0), 1);
-        assert_eq!(class_of(CACHED_MAX) as usize, CLASSES);
+        assert_eq!(class_of(CACHED_MAX), HUGE_CLASS - 1);
+        assert_eq!((class_bytes(HUGE_CLASS), HUGE_CLASS as usize), (HUGE_BYTES, CLASSES));
         assert_eq!(class_of(SLAB_MAX) as usize, SLAB_CLASSES);
         assert_eq!(class_bytes(class_of(SLAB_MAX + 1)) % 4096, 0);
     }

@@ -103,11 +103,26 @@ fn now_ns() -> u64 {
     linux::now_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// A block of `class` for a request of `size` bytes that was chosen; null: it can't be recorded.
+/// Whether a block of `size` bytes is recorded, and then how many it stands for. `due`: the thread has
+/// come to its next sample.
+pub(crate) fn choose(size: usize, due: bool) -> Option<f64> {
+    if size <= EXACT_ABOVE_BYTES {
+        return due.then(|| front::sample_period().weight(size));
+    }
+    let period = large_period();
+    (is_on() && front::toss(period, size)).then(|| period.weight(size))
+}
+
+/// Samples of such blocks.
+fn budget_of(size: usize) -> &'static Budget {
+    if size > EXACT_ABOVE_BYTES { &LARGE } else { &SMALL }
+}
+
+/// A block of `class` for a request of `size` bytes that was chosen and stands for `weight`; null: it
+/// can't be recorded.
 #[cold]
 #[inline(never)]
-pub(crate) fn alloc(class: SizeClass, size: usize) -> *mut u8 {
-    let weight = front::sample_period().weight(size);
+pub(crate) fn alloc(class: SizeClass, size: usize, weight: f64) -> *mut u8 {
     if !process::ready() {
         return core::ptr::null_mut();
     }
@@ -121,7 +136,7 @@ pub(crate) fn alloc(class: SizeClass, size: usize) -> *mut u8 {
     if let Some(record) = record(block, 0) {
         HEAP.set_record(p, record);
     }
-    spend(&SMALL);
+    spend(budget_of(size));
     p
 }
 
@@ -137,20 +152,15 @@ pub(crate) fn note_large(p: *mut u8, size: usize, due: bool) {
 #[cold]
 #[inline(never)]
 fn choose_large(p: *mut u8, size: usize, due: bool) {
-    let (chosen, weight, budget) = if size > EXACT_ABOVE_BYTES {
-        let period = large_period();
-        (front::toss(period, size), period.weight(size), &LARGE)
-    } else {
-        (due, front::sample_period().weight(size), &SMALL)
-    };
-    if !chosen {
+    let Some(weight) = choose(size, due) else { return };
+    if !HEAP.can_have_record(p) {
         return;
     }
     let Some(_recording) = Recording::begin() else { return };
     if let Some(record) = record(host_block(p, size, HEAP.large_bytes(p), weight), 0) {
         HEAP.set_record(p, record);
     }
-    spend(budget);
+    spend(budget_of(size));
 }
 
 fn host_block(p: *mut u8, size: usize, usable: usize, weight: f64) -> Block {

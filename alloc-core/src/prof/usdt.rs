@@ -164,6 +164,38 @@ mod tests {
         free(&Block::default());
     }
 
+    const ALONE: &str = "THERMALLOC_TEST_PROBES";
+
+    #[test]
+    fn a_tracer_turns_sampling_on() {
+        if std::env::var_os(ALONE).is_none() {
+            let again = std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "prof::usdt::tests::a_tracer_turns_sampling_on"])
+                .env(ALONE, "1")
+                .output()
+                .unwrap();
+            let said = std::string::String::from_utf8_lossy(&again.stdout);
+            assert!(again.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let recorded = || crate::prof::counts()[..2].to_vec();
+        let block = || {
+            let p = crate::api::alloc(3 << 20);
+            let seen = recorded();
+            // SAFETY: a live block.
+            unsafe { crate::api::free(p) };
+            seen
+        };
+        assert_eq!(block(), [0, 0]);
+        for probe in [semaphore!("alloc"), semaphore!("free")] {
+            probe.store(1, Relaxed);
+        }
+        assert_eq!(block(), [1, 1]);
+        assert_eq!(recorded(), [1, 0]);
+        semaphore!("alloc").store(0, Relaxed);
+        assert_eq!(block(), [1, 0]);
+    }
+
     #[test]
     fn the_notes_are_in_the_file() {
         let file = std::fs::read(std::env::current_exe().unwrap()).unwrap();

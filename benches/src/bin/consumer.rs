@@ -15,11 +15,7 @@ fn produce(pipe: &Pipe, size: usize, live: usize, total: usize) -> usize {
         for _ in 0..BATCH {
             let slot = made % live;
             batch.push(ring[slot]);
-            ring[slot] = if made < total {
-                Block::new(size)
-            } else {
-                Block::NONE
-            };
+            ring[slot] = if made < total { Block::new(size) } else { Block::NONE };
             made += 1;
         }
         pipe.send(batch);

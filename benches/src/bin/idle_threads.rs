@@ -51,10 +51,7 @@ fn rerun(threads: usize, blocks: usize) -> f64 {
         &blocks.to_string(),
     ]);
     let out = command.output().expect("runs itself");
-    String::from_utf8_lossy(&out.stdout)
-        .trim()
-        .parse()
-        .expect("a number")
+    String::from_utf8_lossy(&out.stdout).trim().parse().expect("a number")
 }
 
 fn main() {

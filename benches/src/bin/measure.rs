@@ -30,18 +30,11 @@ fn main() {
     }
     let program = args.next().unwrap_or_else(|| usage());
     let start = Instant::now();
-    #[allow(
-        clippy::zombie_processes,
-        reason = "wait4 below waits, and returns the usage as well"
-    )]
-    let child = Command::new(&program)
-        .args(args)
-        .envs(settings)
-        .spawn()
-        .unwrap_or_else(|e| {
-            eprintln!("measure: {program}: {e}: is it installed?");
-            exit(127)
-        });
+    #[allow(clippy::zombie_processes, reason = "wait4 below waits, and returns the usage as well")]
+    let child = Command::new(&program).args(args).envs(settings).spawn().unwrap_or_else(|e| {
+        eprintln!("measure: {program}: {e}: is it installed?");
+        exit(127)
+    });
     let pid = libc::pid_t::try_from(child.id()).expect("a process id");
     let mut status = 0;
     // SAFETY: a rusage is plain integers, for which zero is a value.
@@ -51,10 +44,7 @@ fn main() {
     assert_eq!(waited, pid, "wait4");
     let wall = start.elapsed().as_secs_f64();
     let status = ExitStatus::from_raw(status);
-    let code = status
-        .code()
-        .or(status.signal().map(|s| 128 + s))
-        .unwrap_or(-1);
+    let code = status.code().or(status.signal().map(|s| 128 + s)).unwrap_or(-1);
     let (user, sys) = (seconds(used.ru_utime), seconds(used.ru_stime));
     let (peak, faults) = (used.ru_maxrss, used.ru_minflt);
     eprintln!(

@@ -65,11 +65,7 @@ impl Clock {
         while self.is(MEASURE) {
             ops += chunk();
         }
-        Reading {
-            ops,
-            cpu: thread_cpu() - cpu,
-            wall: now() - wall,
-        }
+        Reading { ops, cpu: thread_cpu() - cpu, wall: now() - wall }
     }
 
     fn run(&self, warm_up: Duration, measure: Duration) {
@@ -184,24 +180,16 @@ impl Case {
     }
 
     fn run(&self, warm_up: Duration, measure: Duration) -> Vec<Reading> {
-        let clock = Clock {
-            phase: AtomicU8::new(WARM_UP),
-            ready: Barrier::new(self.threads + 1),
-        };
+        let clock = Clock { phase: AtomicU8::new(WARM_UP), ready: Barrier::new(self.threads + 1) };
         let batch = ((64 << 20) / self.size / 16).clamp(1, 256);
-        let pipes: Vec<Pipe> = (0..self.threads / 2)
-            .map(|_| Pipe::new(16, batch))
-            .collect();
+        let pipes: Vec<Pipe> = (0..self.threads / 2).map(|_| Pipe::new(16, batch)).collect();
         std::thread::scope(|scope| {
             let (clock, pipes) = (&clock, &pipes);
             let threads: Vec<_> = (0..self.threads)
                 .map(|id| scope.spawn(move || self.thread(clock, id, pipes)))
                 .collect();
             clock.run(warm_up, measure);
-            threads
-                .into_iter()
-                .map(|t| t.join().expect("no panics"))
-                .collect()
+            threads.into_iter().map(|t| t.join().expect("no panics")).collect()
         })
     }
 
@@ -219,16 +207,9 @@ impl Case {
             ),
             _ => (readings.to_vec(), vec![]),
         };
-        let rate: f64 = first
-            .iter()
-            .map(|r| r.ops as f64 / r.wall.as_secs_f64())
-            .sum();
+        let rate: f64 = first.iter().map(|r| r.ops as f64 / r.wall.as_secs_f64()).sum();
         let free = if second.is_empty() { 0.0 } else { cpu(&second) };
-        (
-            cpu(&first) + free,
-            1e9 / rate,
-            first.iter().map(|r| r.ops).sum(),
-        )
+        (cpu(&first) + free, 1e9 / rate, first.iter().map(|r| r.ops).sum())
     }
 }
 
@@ -238,10 +219,7 @@ fn list<T: std::str::FromStr + Clone>(name: &str, default: &[T]) -> Vec<T> {
         return default.to_vec();
     }
     text.split(',')
-        .map(|item| {
-            item.parse()
-                .unwrap_or_else(|_| panic!("--{name} {item}: not a value"))
-        })
+        .map(|item| item.parse().unwrap_or_else(|_| panic!("--{name} {item}: not a value")))
         .collect()
 }
 
@@ -254,15 +232,9 @@ fn cases() -> Vec<Case> {
             continue;
         }
         for size in list("sizes", sizes) {
-            let threads = threads
-                .iter()
-                .copied()
-                .filter(|&n| pattern != "cross" || n >= 2 && n % 2 == 0);
-            cases.extend(threads.map(|threads| Case {
-                pattern,
-                size: size.max(16),
-                threads,
-            }));
+            let threads =
+                threads.iter().copied().filter(|&n| pattern != "cross" || n >= 2 && n % 2 == 0);
+            cases.extend(threads.map(|threads| Case { pattern, size: size.max(16), threads }));
         }
     }
     cases
@@ -276,11 +248,7 @@ fn main() {
     let library = library();
     println!("allocator,library,pattern,size,threads,ops,cpu_ns,wall_ns");
     for case in cases() {
-        let Case {
-            pattern,
-            size,
-            threads,
-        } = case;
+        let Case { pattern, size, threads } = case;
         if only_list {
             println!("{label},{library},{pattern},{size},{threads},,,");
             continue;

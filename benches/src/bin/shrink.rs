@@ -37,11 +37,8 @@ fn main() {
     let low = option::<usize>("low-mib", 200) << 20;
     let (early, late) = (option("early-s", 8.0), option("late-s", 15.0));
     // Room for all, so that the table of blocks itself never moves.
-    let mut live = Live {
-        blocks: Vec::with_capacity(high / 16384),
-        bytes: 0,
-        random: Random::new(1),
-    };
+    let mut live =
+        Live { blocks: Vec::with_capacity(high / 16384), bytes: 0, random: Random::new(1) };
     live.grow(high);
     let peak = proc::rss_kib();
     live.shrink(low);
@@ -69,14 +66,8 @@ fn main() {
         .number("live_mib", live_peak as f64 / f64::from(1 << 20))
         .number("early_mib", mib(early_rss))
         .number("late_mib", mib(late_rss))
-        .number(
-            "late_over_live",
-            late_rss as f64 * 1024.0 / live_peak as f64,
-        )
-        .number(
-            "faults_per_s",
-            (faults_end - faults) as f64 / (end - since).as_secs_f64(),
-        )
+        .number("late_over_live", late_rss as f64 * 1024.0 / live_peak as f64)
+        .number("faults_per_s", (faults_end - faults) as f64 / (end - since).as_secs_f64())
         .number("rounds_per_s", ops as f64 / start.elapsed().as_secs_f64())
         .print();
 }
