@@ -5,6 +5,7 @@
 mod elf;
 mod failure;
 mod library;
+mod prof;
 mod program;
 mod run;
 mod signals;
@@ -27,6 +28,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
+    Prof(prof::Options),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +36,10 @@ fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             // Comes back only where the program could not be started.
             Command::Run(options) => run::run(options),
+            Command::Prof(options) => match prof::prof(options) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(failure) => failure,
+            },
         },
         Err(error) if !error.use_stderr() => {
             // Help and version: a reader that closed its end (`| head`) is no error.

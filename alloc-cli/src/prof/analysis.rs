@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use thermalloc_prof_format::{Block, component};
 
-use super::classes::{By, Classes, Components, Moment};
+use super::classes::{By, Components, Moment, UserRules};
 use super::profile::{Event, Profile, Snapshot, float, replay};
 use super::symbols::{Function, Place, Symbols, is_allocator, tidy};
 use crate::failure::Failure;
@@ -108,18 +108,18 @@ impl Analysis {
     ) -> Result<Self, Failure> {
         let noted = profile.options.get("prof_classes").filter(|path| !path.is_empty());
         let noted = noted.map(Path::new).filter(|path| path.exists());
-        let classes = Classes::read(classes.or(noted))?;
+        let rules = UserRules::read(classes.or(noted))?;
         let begin = Instant::now();
         let symbols = Symbols::of(&profile, lines);
         let symbolized_in = begin.elapsed();
-        let components = Components::of(&profile, &symbols, &classes);
+        let components = Components::of(&profile, &symbols, rules.classes());
         Ok(Self { profile, symbols, components, symbolized_in })
     }
 
     #[cfg(test)]
     pub(crate) fn with(profile: Profile, symbols: Symbols) -> Self {
-        let classes = Classes::read(None).expect("the built-in rules");
-        let components = Components::of(&profile, &symbols, &classes);
+        let rules = UserRules::default();
+        let components = Components::of(&profile, &symbols, rules.classes());
         Self { profile, symbols, components, symbolized_in: Duration::ZERO }
     }
 

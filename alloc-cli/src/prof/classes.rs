@@ -1,17 +1,16 @@
 //! What memory is for. The order: a scope of the program's, TensorFlow's annotation, the call stack, and
 //! for tensors how many steps they lived. Annotation and stack go by the rules of a text file that users
-//! extend; the built-in one is `data/components.txt`, which says how a rule is written.
+//! extend (`thermalloc_prof_format::classes`).
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use thermalloc_prof_format::classes::Classes;
 use thermalloc_prof_format::{Block, component, source};
 
-use super::profile::{Profile, Snapshot};
-use super::symbols::{Place, Symbols, tidy};
+use super::profile::{Event, Profile, Snapshot};
+use super::symbols::{Place, Symbols};
 use crate::failure::Failure;
-
-const BUILT_IN: &str = include_str!("../../data/components.txt");
 
 /// A tensor that is as many steps old is a weight, or what else is kept: promoted.
 pub(crate) const PROMOTED_STEPS: u64 = 3;
@@ -40,188 +39,83 @@ impl By {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
-    Op,
-    Region,
-    Symbol,
-    Module,
-}
-
-/// What a rule says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
-    Is(u8),
-    Tensor,
-}
-
-#[derive(Clone, Debug)]
-struct Rule {
-    verdict: Verdict,
-    what: What,
-    text: String,
-    at_start: bool,
-    at_end: bool,
-}
-
-impl Rule {
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let (verdict, what) = (words.next()?, words.next()?);
-        let verdict = match verdict {
-            "tensor" => Verdict::Tensor,
-            name => Verdict::Is(component::find(name.as_bytes()).filter(|&known| known != 0)?),
-        };
-        let what = match what {
-            "op" => What::Op,
-            "region" => What::Region,
-            "symbol" => What::Symbol,
-            "module" => What::Module,
-            _ => return None,
-        };
-        let pattern = words.collect::<Vec<_>>().join(" ");
-        let text = pattern.strip_prefix('^').unwrap_or(&pattern);
-        let at_start = text.len() < pattern.len();
-        let at_end = text.ends_with('$');
-        let text = text.strip_suffix('$').unwrap_or(text).to_owned();
-        (!text.is_empty()).then_some(Self { verdict, what, text, at_start, at_end })
-    }
-
-    fn fits(&self, name: &str) -> bool {
-        match (self.at_start, self.at_end) {
-            (false, false) => name.contains(&self.text),
-            (true, false) => name.starts_with(&self.text),
-            (false, true) => name.ends_with(&self.text),
-            (true, true) => name == self.text,
-        }
-    }
-}
-
-/// The rules in force.
+/// Text of the rules of a user's, which go before the built-in ones.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Classes {
-    rules: Vec<Rule>,
-}
+pub(crate) struct UserRules(String);
 
-impl Classes {
-    /// The built-in rules behind those of `file`.
+impl UserRules {
+    /// Reads and checks a file.
     pub(crate) fn read(file: Option<&Path>) -> Result<Self, Failure> {
-        let mut rules = Vec::new();
-        if let Some(file) = file {
-            let hint = "see 'thermalloc prof classes' for the rules and how they are written";
-            let text = fs::read_to_string(file)
-                .map_err(|why| Failure::not_found(file.display(), why, hint))?;
-            rules = Self::parse(&text)
-                .map_err(|why| Failure::cannot_run(file.display(), why, hint))?
-                .rules;
-        }
-        rules.extend(Self::built_in().rules);
-        Ok(Self { rules })
-    }
-
-    /// The text of the built-in rules.
-    pub(crate) fn built_in_text() -> &'static str {
-        BUILT_IN
-    }
-
-    fn built_in() -> Self {
-        Self::parse(BUILT_IN).unwrap_or_default()
-    }
-
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut rules = Vec::new();
-        for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
-                continue;
+        let Some(file) = file else { return Ok(Self::default()) };
+        let hint = "see the head of the built-in rules, which 'thermalloc prof classes' prints";
+        let text = fs::read_to_string(file)
+            .map_err(|why| Failure::not_found(file.display(), why, hint))?;
+        match Classes::new(&text) {
+            Ok(_) => Ok(Self(text)),
+            Err(bad) => {
+                let why = format!("line {} is no rule: {}", bad.line, bad.text.trim());
+                Err(Failure::cannot_run(file.display(), why, hint))
             }
-            let rule = Rule::parse(line);
-            rules.push(rule.ok_or_else(|| format!("line {}: no rule: {line}", number + 1))?);
         }
-        Ok(Self { rules })
     }
 
-    fn of_annotation(&self, name: &str, region: &str) -> Option<Verdict> {
-        self.rules
-            .iter()
-            .find(|rule| match rule.what {
-                What::Op => rule.fits(name),
-                What::Region => rule.fits(region),
-                _ => false,
-            })
-            .map(|rule| rule.verdict)
-    }
-
-    fn of_place(&self, place: &Place) -> Option<Verdict> {
-        place.functions.iter().find_map(|function| {
-            let name = tidy(&function.name);
-            self.rules
-                .iter()
-                .find(|rule| match rule.what {
-                    What::Symbol => rule.fits(name),
-                    What::Module => rule.fits(&place.module),
-                    _ => false,
-                })
-                .map(|rule| rule.verdict)
-        })
+    /// The rules in force.
+    pub(crate) fn classes(&self) -> Classes<'_> {
+        // It was checked when it was read.
+        Classes::new(&self.0).or_else(|_| Classes::new("")).expect("the built-in rules")
     }
 }
 
 /// Components of a profile's blocks.
 #[derive(Debug)]
 pub(crate) struct Components {
-    by_site: HashMap<u32, Verdict>,
-    by_tag: HashMap<u32, (Verdict, By)>,
+    by_site: HashMap<u32, u8>,
+    by_tag: HashMap<u32, (u8, By)>,
     /// The program counts steps.
     steps: bool,
 }
 
 impl Components {
-    pub(crate) fn of(profile: &Profile, symbols: &Symbols, classes: &Classes) -> Self {
-        let mut of_address: HashMap<u64, Option<Verdict>> = HashMap::new();
+    pub(crate) fn of(profile: &Profile, symbols: &Symbols, classes: Classes<'_>) -> Self {
+        let mut of_address: HashMap<u64, Option<usize>> = HashMap::new();
         let mut by_site = HashMap::new();
         for (&id, site) in &profile.sites {
-            let verdict = site.frames.iter().find_map(|&address| {
-                *of_address.entry(address).or_insert_with(|| classes.of_place(symbols.at(address)))
+            let rules = site.frames.iter().filter_map(|&address| {
+                *of_address
+                    .entry(address)
+                    .or_insert_with(|| rule_of(classes, symbols.at(address)))
             });
-            by_site.extend(verdict.map(|verdict| (id, verdict)));
+            by_site.extend(rules.min().map(|rule| (id, classes.component(rule))));
         }
         let by_tag = profile
             .tags
             .keys()
             .filter_map(|&tag| of_tag(profile, classes, tag).map(|found| (tag, found)))
             .collect();
-        let steps = profile.snapshots.iter().any(|s| s.live.iter().any(|b| b.step > 0) || s.step > 0)
-            || profile.events.iter().any(
-                |e| matches!(e, super::profile::Event::Alloc(b) if b.step > 0),
-            );
+        let has_step = |b: &Block| b.step > 0;
+        let steps = profile.snapshots.iter().any(|s| s.step > 0 || s.live.iter().any(has_step))
+            || profile.events.iter().any(|e| matches!(e, Event::Alloc(b) if has_step(b)));
         Self { by_site, by_tag, steps }
     }
 
     /// What a block is for, at a moment, and how that is known.
     pub(crate) fn of_block(&self, block: &Block, now: Moment) -> (u8, By) {
-        let (verdict, by) = match self.by_tag.get(&block.tag) {
-            Some(&found) => found,
-            None => match self.by_site.get(&block.site) {
-                Some(&verdict) => (verdict, By::Stack),
-                None => return (component::OTHER, By::Nothing),
-            },
-        };
-        match verdict {
-            Verdict::Is(component) => (component, by),
-            Verdict::Tensor if self.is_old(block, now) => (component::WEIGHTS, By::Age),
-            Verdict::Tensor => (component::ACTIVATIONS, by),
+        let known = self.by_tag.get(&block.tag).copied();
+        let known = known.or_else(|| self.by_site.get(&block.site).map(|&c| (c, By::Stack)));
+        match known {
+            None => (component::OTHER, By::Nothing),
+            // Who says so himself knows better.
+            Some((component::ACTIVATIONS, by)) if by != By::Scope && self.is_old(block, now) => {
+                (component::WEIGHTS, By::Age)
+            }
+            Some(known) => known,
         }
     }
 
     /// What a site's blocks of a tag are for as a rule, whatever their age.
     pub(crate) fn of_pair(&self, site: u32, tag: u32) -> u8 {
-        let verdict = self.by_tag.get(&tag).map(|found| found.0);
-        match verdict.or_else(|| self.by_site.get(&site).copied()) {
-            Some(Verdict::Is(component)) => component,
-            Some(Verdict::Tensor) => component::ACTIVATIONS,
-            None => component::OTHER,
-        }
+        let known = self.by_tag.get(&tag).map(|found| found.0);
+        known.or_else(|| self.by_site.get(&site).copied()).unwrap_or(component::OTHER)
     }
 
     fn is_old(&self, block: &Block, now: Moment) -> bool {
@@ -232,18 +126,25 @@ impl Components {
     }
 }
 
-fn of_tag(profile: &Profile, classes: &Classes, tag: u32) -> Option<(Verdict, By)> {
+fn rule_of(classes: Classes<'_>, place: &Place) -> Option<usize> {
+    place
+        .functions
+        .iter()
+        .filter_map(|function| classes.of_frame(&function.name, &place.module))
+        .min()
+}
+
+fn of_tag(profile: &Profile, classes: Classes<'_>, tag: u32) -> Option<(u8, By)> {
     let mut at = tag;
     // A chain longer than this is a damaged file's.
     for _ in 0..1000 {
         let found = profile.tags.get(&at)?;
         if found.component != component::UNKNOWN {
-            return Some((Verdict::Is(found.component), By::Scope));
+            return Some((found.component, By::Scope));
         }
-        if found.source != source::SCOPE {
-            return classes
-                .of_annotation(&found.name, &found.region)
-                .map(|verdict| (verdict, By::Annotation));
+        if found.source == source::TENSORFLOW {
+            let component = classes.of_annotation(&found.name, &found.region);
+            return component.map(|component| (component, By::Annotation));
         }
         at = found.parent;
     }
@@ -311,7 +212,8 @@ mod tests {
     #[test]
     fn the_order_of_the_rules() {
         let (profile, symbols) = profile();
-        let components = Components::of(&profile, &symbols, &Classes::built_in());
+        let rules = UserRules::default();
+        let components = Components::of(&profile, &symbols, rules.classes());
         let now = Moment { time_ns: 10_000_000_000, step: 0 };
         let of = |site, tag, time_ns| {
             let block = Block { site, tag, time_ns, ..Block::default() };
@@ -330,20 +232,16 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_a_file_come_first() {
+    fn rules_of_a_file_come_first_and_a_wrong_line_is_named() {
         let (profile, symbols) = profile();
-        let mut classes = Classes::parse("# mine\nweights symbol ^google::protobuf").unwrap();
-        classes.rules.extend(Classes::built_in().rules);
-        let components = Components::of(&profile, &symbols, &classes);
+        let file = std::env::temp_dir().join(format!("thermalloc-rules-{}", std::process::id()));
+        fs::write(&file, "weights symbol:google::protobuf::*\n").unwrap();
+        let rules = UserRules::read(Some(&file)).unwrap();
+        let components = Components::of(&profile, &symbols, rules.classes());
         assert_eq!(components.of_pair(4, 0), component::WEIGHTS);
-    }
-
-    #[test]
-    fn what_is_no_rule_is_said_with_its_line() {
-        assert!(Classes::parse(BUILT_IN).unwrap().rules.len() > 80);
-        for wrong in ["weights symbol", "wights symbol a", "weights file a", "unknown op a"] {
-            let why = Classes::parse(&format!("\n{wrong}\n")).unwrap_err();
-            assert!(why.starts_with("line 2: "), "{why}");
-        }
+        fs::write(&file, "# mine\nwights symbol:a\n").unwrap();
+        let why = UserRules::read(Some(&file)).unwrap_err().to_string();
+        assert!(why.contains("line 2 is no rule"), "{why}");
+        fs::remove_file(&file).unwrap();
     }
 }
