@@ -5,6 +5,7 @@
 mod elf;
 mod failure;
 mod library;
+mod live;
 mod prof;
 mod program;
 mod run;
@@ -29,6 +30,8 @@ struct Cli {
 enum Command {
     Run(run::Options),
     Prof(prof::Options),
+    Stats(live::stats::Options),
+    Top(live::top::Options),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +40,14 @@ fn main() -> ExitCode {
             // Comes back only where the program could not be started.
             Command::Run(options) => run::run(options),
             Command::Prof(options) => match prof::prof(options) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(failure) => failure,
+            },
+            Command::Stats(options) => match live::stats::stats(&options) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(failure) => failure,
+            },
+            Command::Top(options) => match live::top::top(&options) {
                 Ok(()) => return ExitCode::SUCCESS,
                 Err(failure) => failure,
             },

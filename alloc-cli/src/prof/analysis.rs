@@ -243,8 +243,12 @@ impl Analysis {
         }
         let dull = |name: &&&str| {
             let name = **name;
-            !(name.starts_with("std::") || name.starts_with("core::") || name.starts_with("alloc::")
-                || name.starts_with("__gnu_cxx::") || name.starts_with("<alloc::"))
+            !(PASSING_ON.iter().any(|part| name.ends_with(part))
+                || name.starts_with("std::")
+                || name.starts_with("core::")
+                || name.starts_with("alloc::")
+                || name.starts_with("__gnu_cxx::")
+                || name.starts_with("<alloc::"))
         };
         let mut told: Vec<&str> = names.iter().filter(dull).take(frames).copied().collect();
         if told.is_empty() {
@@ -285,6 +289,19 @@ impl Analysis {
         rows
     }
 
+    /// The live bytes of the last dump's sums by component, most first: for a page, which has no blocks.
+    pub(crate) fn totals_by_component(&self) -> Result<Vec<(u8, u64)>, Failure> {
+        let mut sums: BTreeMap<u8, f64> = BTreeMap::new();
+        for totals in &self.profile.last()?.totals {
+            let component = self.components.of_pair(totals.site, totals.tag);
+            *sums.entry(component).or_default() += totals.weighted_live_bytes;
+        }
+        let mut rows: Vec<(u8, u64)> =
+            sums.into_iter().map(|(c, sum)| (c, super::profile::whole(sum))).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.1));
+        Ok(rows)
+    }
+
     /// The live bytes of a moment by site, most first.
     pub(crate) fn by_site(&self, instant: &Instance) -> Vec<(u32, Sum)> {
         let mut sums: HashMap<u32, Sum> = HashMap::new();
@@ -294,6 +311,22 @@ impl Analysis {
         sorted(sums)
     }
 }
+
+/// Functions that pass a request on, and say nothing of who asks.
+const PASSING_ON: [&str; 12] = [
+    "::AlignedMalloc",
+    "CPUAllocator::AllocateRaw",
+    "tensorflow::Tensor::Tensor",
+    "TensorBuffer::TensorBuffer",
+    "OpKernelContext::allocate_tensor",
+    "OpKernelContext::allocate_temp",
+    "OpKernelContext::allocate_output",
+    "_PyObject_Malloc",
+    "PyMem_RawMalloc",
+    "c10::alloc_cpu",
+    "DefaultCPUAllocator::allocate",
+    "_upb_Arena_SlowMalloc_dont_copy_me__upb_internal_use_only",
+];
 
 /// Sums by something, most bytes first.
 pub(crate) fn sorted<K: Ord + Copy>(sums: HashMap<K, Sum>) -> Vec<(K, Sum)> {

@@ -81,9 +81,7 @@ impl Components {
         let mut by_site = HashMap::new();
         for (&id, site) in &profile.sites {
             let rules = site.frames.iter().filter_map(|&address| {
-                *of_address
-                    .entry(address)
-                    .or_insert_with(|| rule_of(classes, symbols.at(address)))
+                *of_address.entry(address).or_insert_with(|| rule_of(classes, symbols.at(address)))
             });
             by_site.extend(rules.min().map(|rule| (id, classes.component(rule))));
         }
@@ -184,9 +182,13 @@ mod tests {
         ] {
             symbols.set(address, name, module);
         }
-        for (id, frames) in
-            [(1, vec![10, 11, 13]), (2, vec![10, 12, 13]), (3, vec![10, 13]), (4, vec![10, 14]), (5, vec![10])]
-        {
+        for (id, frames) in [
+            (1, vec![10, 11, 13]),
+            (2, vec![10, 12, 13]),
+            (3, vec![10, 13]),
+            (4, vec![10, 14]),
+            (5, vec![10]),
+        ] {
             profile.sites.insert(id, Site { frames, flags: 0 });
         }
         let tag = |parent, source, component, name: &str, region: &str| Tag {

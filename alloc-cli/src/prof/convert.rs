@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::analysis::{Analysis, At};
-use super::{flame, heap_v2, pprof, write};
+use super::{chrome, flame, heap_v2, pprof, torch, write};
 use crate::failure::Failure;
 
 /// A format of others.
@@ -16,6 +16,10 @@ pub(crate) enum Format {
     HeapV2,
     /// Stacks in lines: flamegraph.pl, inferno, speedscope
     Folded,
+    /// Counters in JSON: Perfetto, chrome://tracing
+    Chrome,
+    /// PyTorch's memory snapshot of the host's memory: pytorch.org/memory_viz, _memory_viz.py
+    Torch,
 }
 
 /// Translate a profile for other tools.
@@ -56,6 +60,8 @@ pub(crate) fn convert(options: &Options) -> Result<(), Failure> {
             let lines = flame::folded(&a, &instant, flame::Measure::Live)?;
             (lines.join("\n") + "\n").into_bytes()
         }
+        Format::Chrome => chrome::write(&a).to_string().into_bytes(),
+        Format::Torch => torch::write(&a)?,
     };
     write(options.output.as_deref(), &bytes)
 }

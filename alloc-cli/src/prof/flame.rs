@@ -20,7 +20,11 @@ pub(crate) enum Measure {
 }
 
 /// Lines like `weights;main;f;malloc 1234`, sorted; the component at the root.
-pub(crate) fn folded(a: &Analysis, instant: &Instance, measure: Measure) -> Result<Vec<String>, Failure> {
+pub(crate) fn folded(
+    a: &Analysis,
+    instant: &Instance,
+    measure: Measure,
+) -> Result<Vec<String>, Failure> {
     let mut stacks: BTreeMap<String, f64> = BTreeMap::new();
     let mut add = |component: u8, site: u32, tag: u32, amount: f64| {
         *stacks.entry(stack(a, component, site, tag)).or_default() += amount;
@@ -80,9 +84,8 @@ fn draw(a: &Analysis, lines: &[String], what: &str, measure: Measure) -> Result<
     let program = super::symbols::short(&a.profile.program);
     options.title = format!("{program}: {kind}, {what}");
     options.count_name = if measure == Measure::Blocks { "blocks" } else { "bytes" }.to_owned();
-    options.colors = inferno::flamegraph::color::Palette::Basic(
-        inferno::flamegraph::color::BasicPalette::Mem,
-    );
+    options.colors =
+        inferno::flamegraph::color::Palette::Basic(inferno::flamegraph::color::BasicPalette::Mem);
     options.hash = true;
     options.min_width = 0.05;
     let mut svg = Vec::new();

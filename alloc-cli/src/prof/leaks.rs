@@ -71,7 +71,11 @@ struct Span {
     after_ns: u64,
 }
 
-pub(crate) fn report(a: &Analysis, earlier: Option<&Profile>, top: usize) -> Result<Output, Failure> {
+pub(crate) fn report(
+    a: &Analysis,
+    earlier: Option<&Profile>,
+    top: usize,
+) -> Result<Output, Failure> {
     let (span_of, how) = between(a, earlier)?;
     let all = find(a, &span_of);
     let (pools, leaks): (Vec<Leak>, Vec<Leak>) = all.into_iter().partition(|leak| leak.pool);
@@ -104,8 +108,16 @@ pub(crate) fn report(a: &Analysis, earlier: Option<&Profile>, top: usize) -> Res
 }
 
 fn table(a: &Analysis, leaks: &[Leak], top: usize) -> String {
-    let mut table =
-        Table::new(&[">growth", ">+-", ">a second", ">live", ">blocks", ">mean age", "component", "call site"]);
+    let mut table = Table::new(&[
+        ">growth",
+        ">+-",
+        ">a second",
+        ">live",
+        ">blocks",
+        ">mean age",
+        "component",
+        "call site",
+    ]);
     for leak in leaks.iter().take(top) {
         table.row([
             bytes(leak.growth),
@@ -148,7 +160,8 @@ fn between(a: &Analysis, earlier: Option<&Profile>) -> Result<(Span, String), Fa
         let how = "the first half of the events against the second".to_owned();
         return Ok((span_from(live.into_values().collect(), half, last, begin_ns), how));
     }
-    let older = a.profile.snapshots.iter().rev().find(|s| s.time_ns <= half && s.number != last.number);
+    let older =
+        a.profile.snapshots.iter().rev().find(|s| s.time_ns <= half && s.number != last.number);
     if let Some(older) = older {
         let how = format!("dump {} against dump {}", older.number, last.number);
         return Ok((span_from(older.live.clone(), older.time_ns, last, begin_ns), how));
@@ -164,7 +177,8 @@ fn between(a: &Analysis, earlier: Option<&Profile>) -> Result<(Span, String), Fa
         }
         after.push(*block);
     }
-    let how = "one dump: blocks of the second half that outlived those that their sites freed".to_owned();
+    let how =
+        "one dump: blocks of the second half that outlived those that their sites freed".to_owned();
     let (before_ns, after_ns) = (half, last.time_ns);
     Ok((Span { before, after, begin_ns, before_ns, after_ns }, how))
 }
@@ -299,7 +313,15 @@ mod tests {
         let mut block = |site, second: u64| {
             serial += 1;
             let time_ns = second * SECOND;
-            Block { site, time_ns, serial, size: 100_000, usable: 100_000, weight: 1.0, ..Block::default() }
+            Block {
+                site,
+                time_ns,
+                serial,
+                size: 100_000,
+                usable: 100_000,
+                weight: 1.0,
+                ..Block::default()
+            }
         };
         let mut live = Vec::new();
         for second in 0..16 {
@@ -310,7 +332,12 @@ mod tests {
             }
         }
         live.push(block(3, 15));
-        profile.snapshots.push(Snapshot { time_ns: 16 * SECOND, number: 1, live, ..Snapshot::default() });
+        profile.snapshots.push(Snapshot {
+            time_ns: 16 * SECOND,
+            number: 1,
+            live,
+            ..Snapshot::default()
+        });
         Analysis::with(profile, symbols)
     }
 

@@ -3,18 +3,26 @@
 //! Invariant: a report's figures are sums over recorded blocks, each with the weight that it was given when
 //! it was recorded; nothing is guessed that the file does not say, and what it lacks is noted.
 mod analysis;
+mod breakdown;
+mod chrome;
 mod classes;
+mod compare;
 mod convert;
 mod flame;
+mod fragmentation;
 mod heap_v2;
 mod leaks;
+mod lifetimes;
 mod pprof;
 mod profile;
 mod report;
 mod rss;
 mod run;
+mod svg;
 mod symbols;
 mod table;
+mod timeline;
+mod torch;
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -23,8 +31,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use self::analysis::{Analysis, At};
-use self::profile::Profile;
+use self::analysis::At;
+pub(crate) use self::analysis::{Analysis, name_of};
+pub(crate) use self::profile::{Mapping, Profile, float};
+pub(crate) use self::table::{Table, bytes, count, size};
 use crate::failure::Failure;
 
 /// Profile a program, and tell what its memory is used for.
@@ -51,6 +61,27 @@ enum Command {
     Leaks(Common),
     /// Why the resident size is what it is
     Rss(Common),
+    /// What was live when most was, and how it came to that (-o FILE.svg)
+    Peak(Common),
+    /// How long blocks live, by call site (-o FILE.svg)
+    Lifetimes(Common),
+    /// Memory that is held and not used, within blocks and between them; a map of pages (-o FILE.svg)
+    Fragmentation(Common),
+    /// What a model needs: weights, gradients, optimizer, activations
+    Breakdown(Common),
+    /// KV cache and scratch memory of a sequence, and how many fit
+    Capacity {
+        #[command(flatten)]
+        common: Common,
+        /// Sequences that the profiled program had at a time
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+        sequences: u64,
+        /// Memory that there is, bytes; may end in K, M, G
+        #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+        limit: u64,
+    },
+    /// Two runs side by side
+    Compare(Common),
     Convert(convert::Options),
     /// Print the rules by which call stacks are assigned to components
     Classes,
@@ -95,16 +126,19 @@ impl Common {
         self.files.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
+    fn read(&self, path: &Path) -> Result<Analysis, Failure> {
+        Analysis::read(path, self.classes.as_deref(), self.lines)
+    }
+
     fn analysis(&self) -> Result<Analysis, Failure> {
-        Analysis::read(self.first(), self.classes.as_deref(), self.lines)
+        self.read(self.first())
     }
 
     /// The last file, and the one before it.
     fn last_two(&self) -> Result<(Analysis, Option<Profile>), Failure> {
-        let read = |path: &PathBuf| Analysis::read(path, self.classes.as_deref(), self.lines);
         match self.files.as_slice() {
-            [.., before, last] => Ok((read(last)?, Some(Profile::read(before)?))),
-            [only] => Ok((read(only)?, None)),
+            [.., before, last] => Ok((self.read(last)?, Some(Profile::read(before)?))),
+            [only] => Ok((self.read(only)?, None)),
             [] => Err(Failure::usage("no profile")),
         }
     }
@@ -138,8 +172,9 @@ pub(crate) struct Output {
 fn write(path: Option<&Path>, bytes: &[u8]) -> Result<(), Failure> {
     let hint = "name another file by -o";
     match path {
-        Some(path) => fs::write(path, bytes)
-            .map_err(|why| Failure::cannot_run(path.display(), why, hint)),
+        Some(path) => {
+            fs::write(path, bytes).map_err(|why| Failure::cannot_run(path.display(), why, hint))
+        }
         None => match io::stdout().write_all(bytes) {
             Err(why) if why.kind() != io::ErrorKind::BrokenPipe => {
                 Err(Failure::cannot_run("standard output", why, hint))
@@ -174,6 +209,65 @@ pub(crate) fn prof(options: Options) -> Result<(), Failure> {
             let output = rss::report(&common.analysis()?, common.top)?;
             (common, output)
         }
+        Command::Peak(common) => {
+            let output = timeline::report(&common.analysis()?, common.top)?;
+            (common, output)
+        }
+        Command::Lifetimes(common) => {
+            let output = lifetimes::report(&common.analysis()?, common.top)?;
+            (common, output)
+        }
+        Command::Fragmentation(common) => {
+            let all: Result<Vec<Analysis>, Failure> =
+                common.files.iter().map(|path| common.read(path)).collect();
+            let output = fragmentation::report(&all?, common.top)?;
+            (common, output)
+        }
+        Command::Breakdown(common) => {
+            let output = breakdown::report(&common.analysis()?)?;
+            (common, output)
+        }
+        Command::Capacity { common, sequences, limit } => {
+            let output = breakdown::capacity(&common.analysis()?, sequences, limit)?;
+            (common, output)
+        }
+        Command::Compare(common) => {
+            let [old, new] = common.files.as_slice() else {
+                return Err(Failure::usage("compare takes two profiles"));
+            };
+            let (old, new) = (common.read(old)?, common.read(new)?);
+            let output = compare::report(&old, &new, common.at, common.top)?;
+            (common, output)
+        }
     };
     common.put(&output)
+}
+
+/// Bytes as options have them.
+fn byte_count(text: &str) -> Result<u64, String> {
+    let wrong = || "expected a number of bytes, as in 65536 or 8G".to_owned();
+    let digits = text.trim_end_matches(['K', 'M', 'G']);
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_on_the_command_line() {
+        assert_eq!(byte_count("8G"), Ok(8 << 30));
+        assert_eq!(byte_count("65536"), Ok(65536));
+        for wrong in ["", "G", "8GG", "-1", "1.5G", "99999999999G"] {
+            assert!(byte_count(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -91,12 +91,19 @@ pub(crate) fn write(a: &Analysis, instant: &Instance) -> Vec<u8> {
     }
     for block in &instant.live {
         let component = a.component(block, instant.now).0;
-        let values = samples.entry(Key { site: block.site, tag: block.tag, component }).or_default();
+        let values =
+            samples.entry(Key { site: block.site, tag: block.tag, component }).or_default();
         values[2] += block.weight;
         values[3] += block.weight * float(block.size);
     }
-    Builder { a, profile: Message::default(), strings: Strings::default(), functions: HashMap::new(), locations: HashMap::new() }
-        .build(instant, &samples)
+    Builder {
+        a,
+        profile: Message::default(),
+        strings: Strings::default(),
+        functions: HashMap::new(),
+        locations: HashMap::new(),
+    }
+    .build(instant, &samples)
 }
 
 struct Builder<'a> {
@@ -130,8 +137,7 @@ impl Builder<'_> {
         self.profile.number(10, since);
         self.value_type(11, "space", "bytes");
         self.profile.number(12, p.period_bytes.max(1));
-        let comment =
-            self.strings.number(&format!("thermalloc {}, {}", p.version, instant.what));
+        let comment = self.strings.number(&format!("thermalloc {}, {}", p.version, instant.what));
         self.profile.number(13, comment);
         let default = self.strings.number("inuse_space");
         self.profile.number(14, default);

@@ -78,18 +78,10 @@ impl Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Lifetimes {
     pub(crate) site: u32,
-    pub(crate) tag: u32,
     /// Blocks by time: bin i ends at 2^(i+1) us.
     pub(crate) times: Vec<f64>,
     /// Blocks by steps.
     pub(crate) steps: Vec<f64>,
-}
-
-/// A figure of the allocator's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Figure {
-    pub(crate) value: u64,
-    pub(crate) unit: u32,
 }
 
 /// The state at one moment.
@@ -102,7 +94,7 @@ pub(crate) struct Snapshot {
     pub(crate) totals: Vec<Totals>,
     pub(crate) live: Vec<Block>,
     pub(crate) lifetimes: Vec<Lifetimes>,
-    pub(crate) stats: BTreeMap<String, Figure>,
+    pub(crate) stats: BTreeMap<String, u64>,
     pub(crate) extents: Vec<Extent>,
     pub(crate) regions: Vec<Region>,
     pub(crate) system: Option<System>,
@@ -113,7 +105,7 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// A figure of the allocator's; 0 where the file has none of the name.
     pub(crate) fn stat(&self, name: &str) -> u64 {
-        self.stats.get(name).map_or(0, |figure| figure.value)
+        self.stats.get(name).copied().unwrap_or(0)
     }
 }
 
@@ -316,6 +308,13 @@ impl Profile {
                 if d.truncated { ", cut off at its end" } else { "" }
             ));
         }
+        let cut = self.sites.values().filter(|site| site.flags != 0).count();
+        if cut * 20 > self.sites.len() {
+            let all = self.sites.len();
+            warnings.push(format!(
+                "{cut} of {all} call stacks are deeper than what was kept, or end early"
+            ));
+        }
         if self.lost_events > 0 {
             warnings.push(format!("{} events found no room", self.lost_events));
         }
@@ -384,13 +383,12 @@ impl Snapshot {
                 let (times, steps) = bins.split_at((l.time_bins as usize).min(bins.len()));
                 self.lifetimes.push(Lifetimes {
                     site: l.site,
-                    tag: l.tag,
                     times: times.to_vec(),
                     steps: steps.to_vec(),
                 });
             }
             Record::Stat(s) => {
-                self.stats.insert(string(s.name), Figure { value: s.value, unit: s.unit });
+                self.stats.insert(string(s.name), s.value);
             }
             Record::Extent(extent) => self.extents.push(extent),
             Record::Region(r) => self.regions.push(Region {

@@ -19,8 +19,10 @@ pub(crate) fn report(a: &Analysis, at: At, top: usize) -> Result<Output, Failure
 
     let mut table = Table::new(&["component", ">live", ">share", ">blocks", "known by"]);
     for (component, sum, by) in &components {
-        let known: Vec<String> =
-            by.iter().map(|(by, part)| format!("{} {}", by.word(), percent(*part, sum.bytes))).collect();
+        let known: Vec<String> = by
+            .iter()
+            .map(|(by, part)| format!("{} {}", by.word(), percent(*part, sum.bytes)))
+            .collect();
         table.row([
             name_of(*component).to_owned(),
             sum.text(),

@@ -67,10 +67,6 @@ impl Pages {
         pages.live = (live_slots + own) * (1.0 - share);
         pages
     }
-
-    pub(crate) fn sum(&self) -> f64 {
-        self.live + self.internal + self.external + self.cached + self.dirty
-    }
 }
 
 /// Resident bytes of an extent; those of a file that does not say are taken from its state.
@@ -102,7 +98,10 @@ fn kind(region: &Region) -> &'static str {
         _ if path.starts_with("[v") => "kernel's own",
         _ if path.starts_with("[anon") => "named anonymous",
         "" => "anonymous, not ours",
-        _ if path.starts_with("/dev/shm") || path.starts_with("/memfd:") || path.starts_with("/SYSV") => {
+        _ if path.starts_with("/dev/shm")
+            || path.starts_with("/memfd:")
+            || path.starts_with("/SYSV") =>
+        {
             "shared memory"
         }
         _ if path.starts_with("/dev/") => "devices",
@@ -180,7 +179,8 @@ pub(crate) fn report(a: &Analysis, top: usize) -> Result<Output, Failure> {
     let mut listed = foreign.clone();
     listed.sort_by_key(|region| std::cmp::Reverse(region.resident));
     text += "\n";
-    let mut table = Table::new(&[">resident", ">shared", ">address", "mapping that is not thermalloc's"]);
+    let mut table =
+        Table::new(&[">resident", ">shared", ">address", "mapping that is not thermalloc's"]);
     for region in listed.iter().take(top) {
         let name = if region.path.is_empty() { "(anonymous)" } else { region.path.as_str() };
         table.row([
@@ -225,7 +225,8 @@ fn limits(s: &Snapshot, resident: f64) -> (Vec<String>, Value) {
     let held = pinned + system.locked_bytes;
     if system.memlock_limit_bytes != u64::MAX && held > system.memlock_limit_bytes / 10 * 8 {
         let (held, limit) = (size(held), size(system.memlock_limit_bytes));
-        warnings.push(format!("{held} pinned or locked is near the limit RLIMIT_MEMLOCK of {limit}"));
+        warnings
+            .push(format!("{held} pinned or locked is near the limit RLIMIT_MEMLOCK of {limit}"));
     }
     if held > system.memory_bytes / 2 && system.memory_bytes > 0 {
         let (held, memory) = (size(held), size(system.memory_bytes));

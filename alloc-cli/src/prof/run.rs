@@ -65,8 +65,8 @@ pub(crate) fn run(options: Options) -> Failure {
 /// The program may change its directory.
 fn absolute(name: &str) -> Result<String, Failure> {
     let hint = "name another by -o";
-    let path: PathBuf = std::path::absolute(name)
-        .map_err(|why| Failure::cannot_run(name, why, hint))?;
+    let path: PathBuf =
+        std::path::absolute(name).map_err(|why| Failure::cannot_run(name, why, hint))?;
     let text = path.into_os_string().into_string();
     let text = text.map_err(|_| Failure::cannot_run(name, "not in UTF-8", hint))?;
     if text.contains(',') {

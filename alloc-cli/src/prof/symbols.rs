@@ -28,8 +28,6 @@ pub(crate) struct Place {
     pub(crate) module: String,
     /// Index of the mapping.
     pub(crate) mapping: Option<usize>,
-    /// Where the function begins, in the process; the address where that is not known.
-    pub(crate) start: u64,
 }
 
 /// Names of all addresses of a profile.
@@ -98,10 +96,9 @@ impl Symbols {
                 self.raw(address, &mapping.path, index, offset + 1);
                 continue;
             };
-            let start = call(address).saturating_sub(symbol.offset as u64);
             let module = mapping.path.clone();
             let functions = functions(symbol);
-            self.places.insert(address, Place { functions, module, mapping: index, start });
+            self.places.insert(address, Place { functions, module, mapping: index });
         }
     }
 
@@ -113,7 +110,7 @@ impl Symbols {
             format!("{}+0x{offset:x}", short(module))
         };
         let functions = vec![Function { name, ..Function::default() }];
-        let place = Place { functions, module: module.to_owned(), mapping, start: address };
+        let place = Place { functions, module: module.to_owned(), mapping };
         self.places.insert(address, place);
     }
 
@@ -122,17 +119,10 @@ impl Symbols {
         self.places.get(&address).unwrap_or(&self.unknown)
     }
 
-    /// Addresses, and those of them that have a function's name.
-    pub(crate) fn counts(&self) -> (usize, usize) {
-        let named = |place: &&Place| !place.functions[0].name.contains("+0x");
-        (self.places.len(), self.places.values().filter(named).count())
-    }
-
     #[cfg(test)]
     pub(crate) fn set(&mut self, address: u64, name: &str, module: &str) {
         let functions = vec![Function { name: name.to_owned(), ..Function::default() }];
-        let place =
-            Place { functions, module: module.to_owned(), mapping: None, start: address };
+        let place = Place { functions, module: module.to_owned(), mapping: None };
         self.places.insert(address, place);
     }
 }
@@ -210,9 +200,16 @@ pub(crate) fn is_allocator(function: &str, module: &str) -> bool {
     }
     NAMES.iter().any(|name| {
         function.strip_prefix(name).is_some_and(|rest| {
-            matches!(*name, "__rdl_" | "__rustc::__rust" | "__rustc::__rdl" | "thermalloc"
-                | "<thermalloc" | "_ZN10thermalloc" | "alloc::alloc::alloc")
-                || rest.is_empty()
+            matches!(
+                *name,
+                "__rdl_"
+                    | "__rustc::__rust"
+                    | "__rustc::__rdl"
+                    | "thermalloc"
+                    | "<thermalloc"
+                    | "_ZN10thermalloc"
+                    | "alloc::alloc::alloc"
+            ) || rest.is_empty()
                 || rest.starts_with(['(', '[', ' ', '@', ':'])
         })
     })

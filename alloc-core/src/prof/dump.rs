@@ -3,7 +3,8 @@ use core::ffi::CStr;
 
 use super::file::{Desk, File, Introduced, Writer};
 use super::{
-    LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns, system,
+    LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
+    page, system,
 };
 use crate::arena::slab::free_slots;
 use crate::control::options::{self, Kind, TEXT_BYTES};
@@ -92,6 +93,10 @@ pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
 /// Writes a dump to a file whose name starts as the option says: `PREFIX.PID.NUMBER.LETTER[N].thprof`, or
 /// `.heap` where it is in jemalloc's format.
 pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
+    // What happens by itself belongs into the log, where there is one.
+    if log::is_on() && matches!(letter, b'i' | b'm') {
+        return log::snapshot(reason);
+    }
     let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
     let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
     if options::prof_jeprof() { heap_v2_to(path) } else { to(path, reason) }
@@ -141,6 +146,7 @@ pub(super) fn on_peak() {
 
 /// What the options ask for at the process's end.
 pub(super) fn at_exit() {
+    page::finish();
     log::finish();
     if options::prof_final() {
         let _ = by_prefix(b'f', b"exit");
@@ -167,6 +173,16 @@ fn leak_summary() {
 
 /// The records that a file begins with.
 pub(super) fn header(writer: &mut Writer<'_>) {
+    process(|record| writer.push(record));
+    for row in options::ROWS {
+        if row.get() != row.default || row.kind == Kind::Text {
+            option(writer, row);
+        }
+    }
+}
+
+/// The record that a file begins with.
+pub(super) fn process(push: impl FnOnce(&Record<'_>)) {
     const VERSION: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
     const MACHINE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
     let mut text = [0; 32 + 1024];
@@ -174,7 +190,7 @@ pub(super) fn header(writer: &mut Writer<'_>) {
     let path = linux::read_link(c"/proc/self/exe", &mut text[VERSION.len()..]).unwrap_or(0);
     let period_bytes = period_bytes();
     #[allow(clippy::cast_possible_truncation, reason = "a page, and a few letters")]
-    writer.push(&Record::Process(Process {
+    push(&Record::Process(Process {
         pid: linux::getpid().cast_unsigned(),
         machine: MACHINE,
         time_ns: now_ns(),
@@ -185,11 +201,6 @@ pub(super) fn header(writer: &mut Writer<'_>) {
         version_bytes: VERSION.len() as u32,
         text: Text(&text[..VERSION.len() + path]),
     }));
-    for row in options::ROWS {
-        if row.get() != row.default || row.kind == Kind::Text {
-            option(writer, row);
-        }
-    }
 }
 
 /// The period in the format's terms: 0 records every block.
@@ -261,7 +272,7 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
     figures(writer);
     HEAP.pages.glance(|e| extent(writer, e));
     system::regions(writer);
-    system::limits(writer);
+    system::limits(|record| writer.push(record));
     let (blocks, sites) = (MISSED.load(Relaxed), SITES.lost());
     if blocks + sites > 0 {
         writer.push(&Record::Lost(Lost { time_ns: now_ns(), events: 0, blocks, sites }));

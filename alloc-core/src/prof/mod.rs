@@ -20,6 +20,7 @@ mod heap_v2;
 mod live;
 mod log;
 mod maps;
+mod page;
 mod ring;
 mod sampler;
 mod sites;
@@ -371,18 +372,19 @@ fn change(record: u32, with: impl FnOnce(&mut Block) -> bool) -> bool {
 /// What the background thread does for the profiler; also done by others where there is none. False: it
 /// has nothing to come back for.
 pub(crate) fn tend() -> bool {
+    page::tend();
     if !is_on() {
-        return false;
+        return page::is_on();
     }
     let looking = tensorflow::look();
     dump::on_peak();
-    log::write_out() || looking
+    log::write_out() || looking || page::is_on()
 }
 
 /// Whether [`tend`] has something to do: the thread that calls it is wanted although there are no pages
 /// to give back.
 pub(crate) fn wants_thread() -> bool {
-    is_on() && (log::is_on() || options::prof_gdump() || tensorflow::looks())
+    page::is_on() || is_on() && (log::is_on() || options::prof_gdump() || tensorflow::looks())
 }
 
 /// A thread has allocated `bytes` more.
@@ -394,7 +396,14 @@ pub(crate) fn passed(bytes: i64) {
 }
 
 /// Begins a log, where an option asks for it. Called once, when the heap is ready.
-pub(crate) fn start(report: impl FnOnce(&[u8])) {
+pub(crate) fn start(mut report: impl FnMut(&[u8])) {
+    let only = options::prof_pid();
+    if only != 0 && only != linux::getpid().cast_unsigned() {
+        // A program that the chosen one has started: its environment is the same.
+        options::forbid_prof();
+        return;
+    }
+    page::start(&mut report);
     if options::prof() {
         log::start(report);
     }
@@ -417,6 +426,7 @@ pub(crate) fn forget() {
         }
     }
     maps::forget();
+    page::forget();
     dump::forget();
     log::forget();
 }

@@ -54,8 +54,7 @@ impl Current {
 
 /// Every mapping with memory behind it.
 pub(super) fn regions(writer: &mut Writer<'_>) {
-    let mut current =
-        Current { region: Region::default(), path: [0; PATH_BYTES], path_bytes: 0 };
+    let mut current = Current { region: Region::default(), path: [0; PATH_BYTES], path_bytes: 0 };
     maps::for_each_line(c"/proc/self/smaps", &mut |line| {
         if let Some((name, bytes)) = figure(line) {
             current.figure(name, bytes);
@@ -76,7 +75,7 @@ fn figure(line: &[u8]) -> Option<(&[u8], u64)> {
 }
 
 /// What the process has and what it may have.
-pub(super) fn limits(writer: &mut Writer<'_>) {
+pub(super) fn limits(mut push: impl FnMut(&Record<'_>)) {
     let mut system = System { memlock_limit_bytes: u64::MAX, ..System::default() };
     maps::for_each_line(c"/proc/self/status", &mut |line| match figure(line) {
         Some((b"VmRSS", bytes)) => system.resident_bytes = bytes,
@@ -99,7 +98,7 @@ pub(super) fn limits(writer: &mut Writer<'_>) {
                 soft.and_then(|soft| soft.parse().ok()).unwrap_or(u64::MAX);
         }
     });
-    writer.push(&Record::System(system));
+    push(&Record::System(system));
 }
 
 /// Bytes of `[address, address + bytes)` with memory behind them, plus 1; 0: the kernel does not say.
