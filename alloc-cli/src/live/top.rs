@@ -281,7 +281,7 @@ mod tests {
         for part in [
             "/bin/server (4294967294)  GONE",
             "resident, at most 11.0 MiB",
-            "active          8.0 MiB",
+            "active           8.0 MiB",
             "weights      2.9 MiB",
             "[encoder] 0x1000",
             "q ends  d dumps",

@@ -98,9 +98,7 @@ impl Components {
 
     /// What a block is for, at a moment, and how that is known.
     pub(crate) fn of_block(&self, block: &Block, now: Moment) -> (u8, By) {
-        let known = self.by_tag.get(&block.tag).copied();
-        let known = known.or_else(|| self.by_site.get(&block.site).map(|&c| (c, By::Stack)));
-        match known {
+        match self.known(block.site, block.tag) {
             None => (component::OTHER, By::Nothing),
             // Who says so himself knows better.
             Some((component::ACTIVATIONS, by)) if by != By::Scope && self.is_old(block, now) => {
@@ -112,8 +110,17 @@ impl Components {
 
     /// What a site's blocks of a tag are for as a rule, whatever their age.
     pub(crate) fn of_pair(&self, site: u32, tag: u32) -> u8 {
-        let known = self.by_tag.get(&tag).map(|found| found.0);
-        known.or_else(|| self.by_site.get(&site).copied()).unwrap_or(component::OTHER)
+        self.known(site, tag).map_or(component::OTHER, |known| known.0)
+    }
+
+    fn known(&self, site: u32, tag: u32) -> Option<(u8, By)> {
+        let stack = self.by_site.get(&site).map(|&component| (component, By::Stack));
+        match self.by_tag.get(&tag) {
+            // That the framework is at work is the least that an annotation can say.
+            Some(&(component::FRAMEWORK, By::Annotation)) if stack.is_some() => stack,
+            Some(&known) => Some(known),
+            None => stack,
+        }
     }
 
     fn is_old(&self, block: &Block, now: Moment) -> bool {

@@ -28,9 +28,8 @@ pub(crate) fn write(a: &Analysis, instant: &Instance) -> String {
     // A period of 1 makes the reader's correction nothing.
     let mut text = format!("heap_v2/1\n  t*: {}\n", figures(&all));
     for (site, row) in &sites {
-        let frames = a.profile.sites.get(site).map_or(&[][..], |site| &site.frames);
         text.push('@');
-        for frame in frames {
+        for (frame, _) in a.places(*site) {
             let _ = write!(text, " {frame:#x}");
         }
         let _ = write!(text, "\n  t*: {}\n", figures(row));

@@ -12,6 +12,7 @@ use crate::run;
 /// of recorded blocks, a dump now and then while it grows, and one at the end. Programs that it starts
 /// are not profiled, unless asked; its forks are.
 #[derive(Args, Debug)]
+#[group(skip)]
 #[command(
     verbatim_doc_comment,
     override_usage = "thermalloc prof run [OPTIONS] [--] PROGRAM [ARGS]..."

@@ -493,7 +493,8 @@ impl Captured {
 pub fn push_raw(name: &[u8]) -> u32 {
     let parent = front::scope();
     let component = tags::component_of(name);
-    if is_on() {
+    // A scope may be opened before the first allocation.
+    if process::ready() && is_on() {
         let meaning =
             Meaning { parent, source: source::SCOPE, component, dtype: 0, name, region: &[] };
         front::set_scope(TAGS.intern(meaning));
