@@ -147,9 +147,15 @@ pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
 #[inline(never)]
 fn free_uncached(p: *mut u8, code: u8) {
     // SAFETY: the caller of `free` gave the block up.
-    if unsafe { front::free_slow(code, p) } {
-        return;
+    if !unsafe { front::free_slow(code, p) } {
+        free_pages(p, code);
     }
+}
+
+/// Frees a block with pages of its own.
+#[cold]
+#[inline(never)]
+fn free_pages(p: *mut u8, code: u8) {
     if code == LARGE {
         if prof::ever() {
             prof::freed(HEAP.record_at(p));

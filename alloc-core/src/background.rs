@@ -16,7 +16,7 @@ use crate::os::{Errno, Os, ids};
 use crate::policy::thp::{self, Thp};
 use crate::process::HEAP;
 use crate::prof;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::trace_file;
 
 /// There is no thread.
@@ -69,12 +69,33 @@ fn wake() {
     }
 }
 
+/// Somebody may have work for the thread although there are no pages to give back: set once.
+static WANTED: AtomicBool = AtomicBool::new(false);
+
+/// Says that there may be such work from now on.
+pub(crate) fn want() {
+    WANTED.store(true, Ordering::Relaxed);
+}
+
+/// One load for a program that asked for neither a trace nor a profile.
+#[inline(always)]
+fn is_wanted() -> bool {
+    WANTED.load(Ordering::Relaxed) && (trace::on() || prof::wants_thread())
+}
+
 #[cold]
 fn without_thread() {
     let large = u64::from(HEAP.pages.space.window.pages()) >= LARGE_PAGES;
-    if HEAP.pages.dirty_hint() < WORTH_PAGES && !large && !trace::on() && !prof::wants_thread() {
+    if HEAP.pages.dirty_hint() < WORTH_PAGES && !large && !is_wanted() {
         return;
     }
+    start_or_step();
+}
+
+/// Apart, so that a program that stays small doesn't pay for its frame.
+#[cold]
+#[inline(never)]
+fn start_or_step() {
     if STATE.load(Ordering::Relaxed) == NONE && options::background_thread() {
         start();
     }

@@ -6,6 +6,7 @@
 //! A fork's child records nothing: the file is its parent's.
 use core::ffi::CStr;
 
+use crate::background;
 use crate::control::options::{self, TEXT_BYTES};
 use crate::control::text::Line;
 use crate::extent::page_map::LG_PAGE;
@@ -40,6 +41,7 @@ pub(crate) fn start(report: impl FnOnce(&[u8])) {
         return;
     }
     trace::start();
+    background::want();
 }
 
 /// Ends the recording, in a fork's child.

@@ -83,7 +83,7 @@ struct Calls<'a, A> {
 
 impl<A: GlobalAlloc> Calls<'_, A> {
     #[inline(always)]
-    fn new(&self) -> Block {
+    fn block(&self) -> Block {
         // SAFETY: no case has size 0.
         Self::got(unsafe { self.alloc.alloc(black_box(self.layout)) })
     }
@@ -179,9 +179,9 @@ fn one<'a, A: GlobalAlloc + Sync>(
 ) -> Box<dyn FnMut() + Send + 'a> {
     match path {
         Path::FreeSized | Path::Aligned => {
-            Box::new(move || (0..iters).for_each(|_| calls.free_sized(calls.new())))
+            Box::new(move || (0..iters).for_each(|_| calls.free_sized(calls.block())))
         }
-        Path::Free => Box::new(move || (0..iters).for_each(|_| calls.free(calls.new()))),
+        Path::Free => Box::new(move || (0..iters).for_each(|_| calls.free(calls.block()))),
         Path::ZeroedReused => {
             Box::new(move || (0..iters).for_each(|_| calls.free_sized(calls.zeroed())))
         }
@@ -201,7 +201,7 @@ fn batches<'a, A: GlobalAlloc + Sync>(
         let mut left = iters;
         while left > 0 {
             let n = usize::try_from(left).unwrap_or(BATCH).min(BATCH);
-            blocks[..n].iter_mut().for_each(|b| *b = calls.new());
+            blocks[..n].iter_mut().for_each(|b| *b = calls.block());
             blocks[..n].iter().for_each(|b| calls.free_sized(*b));
             left -= n as u64;
         }
@@ -215,12 +215,12 @@ fn random<'a, A: GlobalAlloc + Sync>(
 ) -> Box<dyn FnMut() + Send + 'a> {
     let live = (LIVE_BYTES / calls.layout.size()).clamp(16, 10_000);
     let mut random = Random::new(id + 1);
-    let mut blocks = Live(calls, (0..live).map(|_| calls.new()).collect());
+    let mut blocks = Live(calls, (0..live).map(|_| calls.block()).collect());
     Box::new(move || {
         for _ in 0..iters {
             let slot = random.below(live);
             calls.free_sized(blocks.1[slot]);
-            blocks.1[slot] = calls.new();
+            blocks.1[slot] = calls.block();
         }
     })
 }
@@ -241,11 +241,11 @@ fn growth<'a, A: GlobalAlloc + Sync>(
     Box::new(move || {
         let small = Layout::from_size_align(16, 16).expect("a layout");
         let first = Calls { alloc: calls.alloc, free: calls.free, layout: small };
-        let (mut block, mut size) = (first.new(), 16);
+        let (mut block, mut size) = (first.block(), 16);
         for _ in 0..iters {
             if size >= calls.layout.size() {
                 calls.free(block);
-                (block, size) = (first.new(), 16);
+                (block, size) = (first.block(), 16);
             }
             let next = (size + size / 2).min(calls.layout.size());
             block = calls.resize(block, size, next);
@@ -270,7 +270,7 @@ fn cross<A: GlobalAlloc + Sync>(calls: &Calls<'_, A>, pairs: usize, iters: u64) 
                 while left > 0 {
                     let n = left.min(batch as u64);
                     let mut blocks = to.batch();
-                    blocks.extend((0..n).map(|_| calls.new()));
+                    blocks.extend((0..n).map(|_| calls.block()));
                     to.send(blocks);
                     left -= n;
                 }

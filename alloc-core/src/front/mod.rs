@@ -84,19 +84,26 @@ pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
 /// it. Null: out of memory.
 pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
     if tls().bytes_until_event.get() < 0 {
-        if let Some(weight) = prof::choose(size, event(size)) {
-            let block = prof::alloc(class, size, weight);
-            if !block.is_null() {
-                return block;
-            }
-        }
-        // SAFETY: the table has an entry for every CPU.
-        let block = unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) };
+        let block = alloc_at_event(class, size);
         if !block.is_null() {
             return block;
         }
     }
     refill(class)
+}
+
+/// As [`alloc_slow`], where an event is due; null where the caller has to go on.
+#[cold]
+#[inline(never)]
+fn alloc_at_event(class: SizeClass, size: usize) -> *mut u8 {
+    if let Some(weight) = prof::choose(size, event(size)) {
+        let block = prof::alloc(class, size, weight);
+        if !block.is_null() {
+            return block;
+        }
+    }
+    // SAFETY: the table has an entry for every CPU.
+    unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) }
 }
 
 /// Frees a block whose class-map code is `code`. False, and nothing done: the caller goes on to

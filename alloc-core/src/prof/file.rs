@@ -103,7 +103,6 @@ impl Drop for File {
 pub(super) struct Writer<'a> {
     file: &'a File,
     chunk: ChunkWriter<'a>,
-    frames: &'a mut [u64; MOST_FRAMES],
     introduced: &'a mut Introduced,
     result: Result<(), Errno>,
     records: u64,
@@ -111,9 +110,9 @@ pub(super) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     pub(super) fn new(file: &'a File, memory: &'a mut Memory) -> Self {
-        let Memory { frames, introduced, sequence, buffer } = memory;
+        let Memory { introduced, sequence, buffer, .. } = memory;
         let chunk = ChunkWriter::new(buffer, *sequence);
-        Self { file, chunk, frames, introduced, result: Ok(()), records: 0 }
+        Self { file, chunk, introduced, result: Ok(()), records: 0 }
     }
 
     pub(super) fn push(&mut self, record: &Record<'_>) {
@@ -150,7 +149,6 @@ impl<'a> Writer<'a> {
             self.introduced.sites += 1;
             let id = self.introduced.sites;
             let mut frames = [0; MOST_FRAMES];
-            core::mem::swap(&mut frames, self.frames);
             if let Some((len, flags)) = SITES.read(id, &mut frames) {
                 let frames = Words::from_slice(&frames[..len]);
                 self.push(&Record::Site(Site { site: id, flags, frames }));

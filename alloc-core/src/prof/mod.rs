@@ -39,6 +39,7 @@ use self::sampler::Budget;
 use self::sites::{MOST_FRAMES, Sites};
 use self::table::{Segments, Shared};
 use self::tags::{Meaning, Tags};
+use crate::background;
 use crate::control::options;
 use crate::front;
 use crate::front::size_class::{CACHED_MAX, SizeClass, class_bytes};
@@ -383,6 +384,8 @@ pub(crate) fn tend() -> bool {
 
 /// Whether [`tend`] has something to do: the thread that calls it is wanted although there are no pages
 /// to give back.
+#[cold]
+#[inline(never)]
 pub(crate) fn wants_thread() -> bool {
     page::is_on() || is_on() && (log::is_on() || options::prof_gdump() || tensorflow::looks())
 }
@@ -405,6 +408,7 @@ pub(crate) fn start(mut report: impl FnMut(&[u8])) {
     }
     page::start(&mut report);
     if options::prof() {
+        background::want();
         log::start(report);
     }
 }

@@ -7,7 +7,7 @@ use crate::sync::atomic::{
 };
 
 /// Most frames of a stack.
-pub(crate) const MOST_FRAMES: usize = 128;
+pub(crate) const MOST_FRAMES: usize = 256;
 /// The stack is deeper than its frames.
 pub(crate) const CUT: u32 = 1;
 /// The stack could not be followed to its end.

@@ -91,7 +91,8 @@ pub(super) fn annotation() -> Option<(u32, u64)> {
     if accessor == 0 || !options::prof_tensorflow() {
         return None;
     }
-    ask(accessor)
+    // The library may have been unloaded.
+    if linux::is_readable(accessor) { ask(accessor) } else { None }
 }
 
 #[cold]

@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_stack_that_is_too_deep_is_cut() {
-        deep(200, &mut || {
+        deep(400, &mut || {
             let (ours, theirs, flags) = both();
             assert_eq!((ours.len(), flags), (MOST_FRAMES, CUT));
             assert_eq!(ours[1..], theirs[1..]);

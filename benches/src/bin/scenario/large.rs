@@ -60,7 +60,7 @@ impl Model {
 }
 
 pub fn tensors(case: &Case) -> Outcome {
-    let steps = case.times(3200) / A_STEP / case.threads + 1;
+    let steps = case.times(9600) / A_STEP / case.threads + 1;
     scope(|scope| {
         for id in 0..case.threads {
             scope.spawn(move || {
@@ -75,7 +75,7 @@ pub fn tensors(case: &Case) -> Outcome {
 /// All threads do a step, then all sleep for 20 ms. The time is that of the steps.
 pub fn tensors_with_gaps(case: &Case) -> Outcome {
     const GAP: Duration = Duration::from_millis(20);
-    let steps = case.times(2400) / A_STEP / case.threads + 1;
+    let steps = case.times(4800) / A_STEP / case.threads + 1;
     let together = &Barrier::new(case.threads + 1);
     let mut busy = Duration::ZERO;
     scope(|scope| {
