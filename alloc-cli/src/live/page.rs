@@ -39,11 +39,11 @@ impl Page {
         let usual = PathBuf::from(format!("/dev/shm/thermalloc.{pid}"));
         let mapped = || {
             let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
-            let found = maps.lines().filter_map(|line| {
+            let mut found = maps.lines().filter_map(|line| {
                 let path = line.splitn(6, ' ').nth(5)?.trim_start();
                 path.starts_with('/').then(|| PathBuf::from(path))
             });
-            found.filter(|path| Self::open(path).is_ok()).next()
+            found.find(|path| Self::open(path).is_ok())
         };
         if usual.exists() {
             return Self::open(&usual);

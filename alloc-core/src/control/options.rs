@@ -341,6 +341,9 @@ options! {
     lg_prof_sample: Count = 19, 0..=62, Live, "The mean distance between samples, as the base-2 logarithm of bytes. 0 records every block, each in pages of its own. Blocks above 1 MiB are all recorded.";
     prof_budget: Count = 2000, 0..=10_000_000, Live, "The most samples in a second, for which the distance between them is raised. 0 sets no limit.";
     prof_seed: Count = 0, 0..=4_294_967_295, Start, "What the choice of samples begins with, for results that can be repeated. 0 begins anew in each process.";
+    prof_limit_percent: Count = 0, 0..=100, Live, "Write a dump when the cgroup has so many per cent of its limit, or tasks in it wait for memory, or the process has reached `limit_bytes`. 0: none.";
+    prof_oom: Bool = false, 0..=1, Start, "Write a dump when an allocation of the C library's functions fails, the first time.";
+    prof_dumps: Count = 1000, 0..=4_294_967_295, Live, "The most dumps that a process writes to files of their own; 0 sets no limit.";
     prof_pid: Count = 0, 0..=4_194_304, Start, "Record, and write profiles, in the process with this id only, and in its forks: not in the programs that it starts, which have the same environment.";
     prof_tensorflow: Bool = true, 0..=1, Live, "Read what TensorFlow says of each of its allocations: operator, step and kind.";
     lg_prof_interval: Count = -1, -1..=62, Live, "Write a dump each time that so many more bytes were allocated, as the base-2 logarithm. -1 and 0 write none.";

@@ -14,8 +14,8 @@ use crate::extent::State;
 use crate::extent::page_map::LG_PAGE;
 use crate::front::size_class::class_bytes;
 use crate::os::{Errno, linux, start};
-use crate::process::HEAP;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::process::{self as the_process, HEAP};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use thermalloc_prof_format::{
     Extent, Lifetimes, Lost, Mapping, Opt, Process, Record, SnapshotBegin, SnapshotEnd, Stat, Text,
     Totals, Words, extent_state,
@@ -53,6 +53,12 @@ static REQUESTS: AtomicU64 = AtomicU64::new(0);
 static PEAKS: AtomicU64 = AtomicU64::new(0);
 /// Bytes allocated, as far as threads told; the last interval that was dumped.
 static PASSED: AtomicU64 = AtomicU64::new(0);
+/// When the limit is looked at again, and whether it was near.
+static LIMIT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
+static NEAR_LIMIT: AtomicBool = AtomicBool::new(false);
+const LIMIT_MS: u64 = 1000;
+/// Memory was out, and that was dumped.
+static FAILED: AtomicBool = AtomicBool::new(false);
 /// Pages of the window at the last dump of a peak.
 static PEAK_PAGES: AtomicU32 = AtomicU32::new(0);
 
@@ -96,6 +102,10 @@ pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
     // What happens by itself belongs into the log, where there is one.
     if log::is_on() && matches!(letter, b'i' | b'm') {
         return log::snapshot(reason);
+    }
+    let most = u64::from(options::prof_dumps());
+    if most > 0 && FILES.load(Relaxed) >= most {
+        return Err(DumpError::System(libc::EDQUOT));
     }
     let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
     let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
@@ -141,6 +151,39 @@ pub(super) fn on_peak() {
     let (pages, last) = (HEAP.pages.space.window.pages(), PEAK_PAGES.load(Relaxed));
     if pages > last && PEAK_PAGES.compare_exchange(last, pages, Relaxed, Relaxed).is_ok() {
         let _ = by_prefix(b'm', b"peak");
+    }
+}
+
+/// A dump when the process comes near the limit of its cgroup or its own, and again when it has been
+/// away from it.
+pub(super) fn on_limit() {
+    let percent = options::prof_limit_percent();
+    let now = linux::now_ms();
+    let due = LIMIT_LOOK_MS.load(Relaxed);
+    if percent == 0
+        || now < due
+        || LIMIT_LOOK_MS.compare_exchange(due, now + LIMIT_MS, Relaxed, Relaxed).is_err()
+    {
+        return;
+    }
+    let near = the_process::near_limit(percent.into());
+    if near && !NEAR_LIMIT.swap(near, Relaxed) {
+        let _ = by_prefix(b'l', b"limit");
+    }
+    NEAR_LIMIT.store(near, Relaxed);
+}
+
+/// A dump when memory is out, once in a process's life.
+pub(super) fn on_failure() {
+    if options::prof_oom() && !FAILED.swap(true, Relaxed) {
+        let _ = by_prefix(b'o', b"oom");
+    }
+}
+
+/// Sees to it that a dump needs no more memory.
+pub(super) fn prepare() {
+    if options::prof_oom() {
+        drop(DESK.take());
     }
 }
 

@@ -379,6 +379,7 @@ pub(crate) fn tend() -> bool {
     }
     let looking = tensorflow::look();
     dump::on_peak();
+    dump::on_limit();
     log::write_out() || looking || page::is_on()
 }
 
@@ -387,7 +388,12 @@ pub(crate) fn tend() -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn wants_thread() -> bool {
-    page::is_on() || is_on() && (log::is_on() || options::prof_gdump() || tensorflow::looks())
+    page::is_on()
+        || is_on()
+            && (log::is_on()
+                || options::prof_gdump()
+                || options::prof_limit_percent() > 0
+                || tensorflow::looks())
 }
 
 /// A thread has allocated `bytes` more.
@@ -407,9 +413,19 @@ pub(crate) fn start(mut report: impl FnMut(&[u8])) {
         return;
     }
     page::start(&mut report);
+    dump::prepare();
     if options::prof() {
         background::want();
         log::start(report);
+    }
+}
+
+/// An allocation failed for want of memory.
+#[doc(hidden)]
+#[cold]
+pub fn failed() {
+    if is_on() {
+        dump::on_failure();
     }
 }
 

@@ -141,7 +141,7 @@ mod tests {
         let before = resident(block.addr(), 16 * page);
         for i in 0..3 {
             // SAFETY: within the 16 pages.
-            unsafe { block.add(i * page).write(1) };
+            unsafe { block.wrapping_add(i * page).write(1) };
         }
         assert_eq!(resident(block.addr(), 16 * page), before + 3 * page as u64);
         assert_eq!(resident(usize::MAX - 8 * page + 1, page), 0, "nothing is mapped there");
