@@ -37,7 +37,8 @@ int main(int argc, char **argv) {
         usleep(5000);
         free(p);
     }
-    if (argc > 1) pause();
+    if (argc > 2) malloc(1UL << 46);
+    else if (argc > 1) pause();
     return 0;
 }
 "#;
@@ -459,6 +460,36 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     drop(live);
     let page = folder.join(format!("page.{pid}"));
     assert!(page.exists(), "a killed process leaves its page");
+}
+
+/// Dumps that the program writes with these options, by the letter of their reason.
+fn letters(name: &str, conf: &str, arguments: &[&str]) -> Vec<String> {
+    let folder = Path::new(SCRATCH).join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let prefix = folder.join("d");
+    must(
+        Command::new(&MADE.program)
+            .args(arguments)
+            .env("LD_PRELOAD", &MADE.library)
+            .env("THERMALLOC_CONF", format!("prof:true,prof_prefix:{},{conf}", prefix.display())),
+    );
+    let mut letters: Vec<String> = files(&folder, ".thprof")
+        .iter()
+        .map(|path| path.to_string_lossy().rsplit('.').nth(1).unwrap().to_owned())
+        .collect();
+    letters.sort();
+    letters
+}
+
+#[test]
+fn dumps_when_memory_is_out_when_a_limit_is_near_and_no_more_than_the_quota() {
+    assert_eq!(letters("oom", "prof_oom:true", &["a", "b"]), ["o"]);
+    assert_eq!(letters("no-oom", "prof_final:true", &["a", "b"]), ["f"]);
+    let limit = "prof_limit_percent:99,limit_bytes:8388608";
+    assert_eq!(letters("limit", limit, &[]), ["l"]);
+    let quota = "lg_prof_interval:21,prof_dumps:3,prof_final:true";
+    assert_eq!(letters("quota", quota, &[]), ["i0", "i1", "i2"]);
 }
 
 #[test]

@@ -92,6 +92,8 @@ pub(crate) struct Analysis {
     pub(crate) symbols: Symbols,
     pub(crate) components: Components,
     pub(crate) symbolized_in: Duration,
+    /// Logs: when each block was freed, or the end. What a tensor becomes is known from its birth on.
+    ends: HashMap<u64, Moment>,
 }
 
 impl Analysis {
@@ -113,14 +115,16 @@ impl Analysis {
         let symbols = Symbols::of(&profile, lines);
         let symbolized_in = begin.elapsed();
         let components = Components::of(&profile, &symbols, rules.classes());
-        Ok(Self { profile, symbols, components, symbolized_in })
+        let ends = ends(&profile);
+        Ok(Self { profile, symbols, components, symbolized_in, ends })
     }
 
     #[cfg(test)]
     pub(crate) fn with(profile: Profile, symbols: Symbols) -> Self {
         let rules = UserRules::default();
         let components = Components::of(&profile, &symbols, rules.classes());
-        Self { profile, symbols, components, symbolized_in: Duration::ZERO }
+        let ends = ends(&profile);
+        Self { profile, symbols, components, symbolized_in: Duration::ZERO, ends }
     }
 
     /// The live blocks at a moment.
@@ -203,9 +207,10 @@ impl Analysis {
         }
     }
 
-    /// The component of a block at a moment.
+    /// The component of a block at a moment, by the age that it had then, or reached.
     pub(crate) fn component(&self, block: &Block, now: Moment) -> (u8, By) {
-        self.components.of_block(block, now)
+        let end = self.ends.get(&block.serial).copied().unwrap_or(now);
+        self.components.of_block(block, if end.time_ns > now.time_ns { end } else { now })
     }
 
     /// The frames of a site, leaf first, without the allocator's.
@@ -310,6 +315,28 @@ impl Analysis {
         }
         sorted(sums)
     }
+}
+
+fn ends(profile: &Profile) -> HashMap<u64, Moment> {
+    let mut ends = HashMap::new();
+    let mut now = Moment::default();
+    let mut open = HashMap::new();
+    for event in &profile.events {
+        now.time_ns = event.time_ns();
+        match event {
+            Event::Step(step) => now.step = step.step,
+            Event::Alloc(block) => {
+                now.step = now.step.max(block.step);
+                open.insert(block.serial, ());
+            }
+            Event::Free(free) if free.flags & 1 == 0 && open.remove(&free.serial).is_some() => {
+                ends.insert(free.serial, now);
+            }
+            _ => {}
+        }
+    }
+    ends.extend(open.into_keys().map(|serial| (serial, now)));
+    ends
 }
 
 /// Functions that pass a request on, and say nothing of who asks.

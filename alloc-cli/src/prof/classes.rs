@@ -9,7 +9,7 @@ use thermalloc_prof_format::classes::Classes;
 use thermalloc_prof_format::{Block, component, source};
 
 use super::profile::{Event, Profile, Snapshot};
-use super::symbols::{Place, Symbols};
+use super::symbols::{Place, Symbols, tidy};
 use crate::failure::Failure;
 
 /// A tensor that is as many steps old is a weight, or what else is kept: promoted.
@@ -135,7 +135,7 @@ fn rule_of(classes: Classes<'_>, place: &Place) -> Option<usize> {
     place
         .functions
         .iter()
-        .filter_map(|function| classes.of_frame(&function.name, &place.module))
+        .filter_map(|function| classes.of_frame(tidy(&function.name), &place.module))
         .min()
 }
 

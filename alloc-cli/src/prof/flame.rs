@@ -87,7 +87,7 @@ fn draw(a: &Analysis, lines: &[String], what: &str, measure: Measure) -> Result<
     options.colors =
         inferno::flamegraph::color::Palette::Basic(inferno::flamegraph::color::BasicPalette::Mem);
     options.hash = true;
-    options.min_width = 0.05;
+    options.min_width = 0.1;
     let mut svg = Vec::new();
     inferno::flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)
         .map_err(|why| Failure::cannot_run("flame graph", why, "nothing to draw"))?;

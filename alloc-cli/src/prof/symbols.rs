@@ -237,13 +237,29 @@ pub(crate) fn tidy(name: &str) -> &str {
                 let rest = &name[at..];
                 let keep = name[..at].ends_with("operator") || rest.starts_with("(anonymous");
                 if !keep {
-                    return name[..at].trim_end();
+                    return without_result(name[..at].trim_end());
                 }
             }
             _ => {}
         }
     }
     name
+}
+
+/// A function template's name begins with the type of its result.
+fn without_result(name: &str) -> &str {
+    let mut depth = 0usize;
+    let mut start = 0;
+    for (at, byte) in name.bytes().enumerate() {
+        match byte {
+            b'<' | b'(' => depth += 1,
+            b'>' | b')' => depth = depth.saturating_sub(1),
+            b' ' if depth == 0 && !name[..at].ends_with("operator") => start = at + 1,
+            _ => {}
+        }
+    }
+    // Operators are called what they are: `operator<`, `operator new`, `operator unsigned long`.
+    if name.contains("operator") { name } else { &name[start..] }
 }
 
 #[cfg(test)]
@@ -271,6 +287,8 @@ mod tests {
             ("a::(anonymous namespace)::f(int)", "a::(anonymous namespace)::f"),
             ("A::operator()(int) const", "A::operator()"),
             ("main", "main"),
+            ("void* Eigen::A<int, (B)1>::f<C>(int)", "Eigen::A<int, (B)1>::f<C>"),
+            ("absl::Status (anonymous namespace)::g<int>(int)", "(anonymous namespace)::g<int>"),
             ("std::vec<i32>::operator->", "std::vec<i32>::operator->"),
         ] {
             assert_eq!(tidy(name), tidied);
