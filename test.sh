@@ -34,6 +34,9 @@ test -f "$library"
 step 'unit, property and process tests'
 cargo test --workspace
 
+step 'Python package'
+THERMALLOC_LIB=$library THERMALLOC_TOOL=$target/debug/thermalloc python3 -m unittest discover -s python/tests
+
 step 'documentation'
 RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 

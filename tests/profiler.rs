@@ -125,6 +125,7 @@ impl Profile {
                 | Record::Step(_)
                 | Record::Period(_) => p.events.push(record),
                 Record::Process(_) | Record::Thread(_) | Record::Lifetimes(_) => {}
+                Record::Region(_) | Record::System(_) => {}
                 other => panic!("{other:?}"),
             }
         }

@@ -18,6 +18,9 @@ pub(crate) const MALLOC_ALIGN: usize = 16;
 #[cold]
 #[inline(never)]
 extern "C" fn failed(errno: c_int) -> *mut c_void {
+    if errno == ENOMEM {
+        thermalloc_core::prof::failed();
+    }
     set_errno(errno);
     null_mut()
 }

@@ -5,6 +5,8 @@
 mod elf;
 mod failure;
 mod library;
+mod live;
+mod prof;
 mod program;
 mod run;
 mod signals;
@@ -27,6 +29,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
+    Prof(prof::Options),
+    Stats(live::stats::Options),
+    Top(live::top::Options),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +39,18 @@ fn main() -> ExitCode {
         Ok(cli) => match cli.command {
             // Comes back only where the program could not be started.
             Command::Run(options) => run::run(options),
+            Command::Prof(options) => match prof::prof(options) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(failure) => failure,
+            },
+            Command::Stats(options) => match live::stats::stats(&options) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(failure) => failure,
+            },
+            Command::Top(options) => match live::top::top(&options) {
+                Ok(()) => return ExitCode::SUCCESS,
+                Err(failure) => failure,
+            },
         },
         Err(error) if !error.use_stderr() => {
             // Help and version: a reader that closed its end (`| head`) is no error.

@@ -71,13 +71,18 @@ pub(crate) struct Options {
 
 /// Becomes the program; comes back only where that failed.
 pub(crate) fn run(options: Options) -> Failure {
-    match prepare(&options) {
+    run_with(options, &[])
+}
+
+/// As [`run`], with settings that those of the command line can still change.
+pub(crate) fn run_with(options: Options, settings: &[String]) -> Failure {
+    match prepare(&options, settings) {
         Ok((path, mut command)) => program::unusable(&path, &signals::exec(&mut command)),
         Err(failure) => failure,
     }
 }
 
-fn prepare(options: &Options) -> Result<(PathBuf, Command), Failure> {
+fn prepare(options: &Options, settings: &[String]) -> Result<(PathBuf, Command), Failure> {
     let Some((name, args)) = options.command.split_first() else {
         return Err(Failure::usage("no program"));
     };
@@ -89,7 +94,8 @@ fn prepare(options: &Options) -> Result<(PathBuf, Command), Failure> {
     let mut command = Command::new(&path);
     command.arg0(name).args(args);
     command.env(PRELOAD, preload(&library.path, env::var_os(PRELOAD)));
-    if let Some(conf) = conf(env::var_os(CONF), &options.settings()) {
+    let settings = [settings, &options.settings()].concat();
+    if let Some(conf) = conf(env::var_os(CONF), &settings) {
         command.env(CONF, conf);
     }
     Ok((path, command))

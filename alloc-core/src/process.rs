@@ -131,6 +131,14 @@ pub(crate) fn pressure() -> Pressure {
     pressure::look(&Linux, limits, resident)
 }
 
+/// Whether the cgroup has so much of its limit, or the process all of its own.
+pub(crate) fn near_limit(group_percent: u64) -> bool {
+    let counts = HEAP.pages.counts();
+    let resident = ((counts.in_use + counts.dirty) << LG_PAGE) + counts.metadata_bytes;
+    let limits = Limits { own_bytes: options::limit_bytes() as u64, group_percent };
+    pressure::look(&Linux, limits, resident) == Pressure::Warm
+}
+
 /// What the caches hold.
 pub(crate) struct Caches {
     /// Bytes of blocks in the caches of CPUs and threads, and in batches between them.

@@ -3,8 +3,8 @@
 //! them.
 use crate::component;
 
-/// The rules that are built in.
-const BUILT_IN: &str = include_str!("../classes.txt");
+/// The text of the rules that are built in.
+pub const BUILT_IN: &str = include_str!("../classes.txt");
 
 /// What a rule looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@
 
 mod chunk;
 pub mod classes;
+pub mod page;
 mod record;
 
 pub use chunk::{

@@ -489,6 +489,8 @@ records! {
         slots: u32,
         /// Slab: slots that are live or in a cache.
         used: u32,
+        /// Bytes with memory behind them, plus 1; 0: not known.
+        resident_bytes_plus_1: u64,
     }
     /// Snapshot: it is whole.
     19 SnapshotEnd = SnapshotEnd {
@@ -507,6 +509,48 @@ records! {
         flags: u32,
         @ /// Name, then value.
         text: Text,
+    }
+    /// Snapshot: a mapping of the process with memory behind it, as the kernel counts it.
+    32 Region = Region {
+        /// First address.
+        start: u64,
+        /// Address after the last.
+        end: u64,
+        /// Bytes in memory.
+        resident_bytes: u64,
+        /// Those of them that other processes have mapped too.
+        shared_bytes: u64,
+        /// Those of them that are no file's.
+        anonymous_bytes: u64,
+        /// Bytes on swap.
+        swap_bytes: u64,
+        /// Bytes that may not leave memory.
+        locked_bytes: u64,
+        /// Bytes in huge pages.
+        huge_bytes: u64,
+        /// 1 readable, 2 writable, 4 executable, 8 the allocator's pages for blocks, 16 its tables.
+        flags: u32,
+        /// None yet.
+        reserved: u32,
+        @ /// The file's path, or the kernel's name in brackets, or nothing.
+        path: Text,
+    }
+    /// Snapshot: what the system says of the process and of its limits; `u64::MAX` is no limit.
+    33 System = System {
+        /// Resident size as the kernel's quick counters have it.
+        resident_bytes: u64,
+        /// The greatest that it was.
+        peak_resident_bytes: u64,
+        /// On swap.
+        swap_bytes: u64,
+        /// Locked into memory.
+        locked_bytes: u64,
+        /// Pinned by drivers.
+        pinned_bytes: u64,
+        /// RLIMIT_MEMLOCK.
+        memlock_limit_bytes: u64,
+        /// Memory of the machine.
+        memory_bytes: u64,
     }
 }
 
@@ -810,6 +854,7 @@ mod tests {
                 class_bytes: 4,
                 slots: 5,
                 used: 6,
+                resident_bytes_plus_1: 7,
             }),
             Record::SnapshotEnd(SnapshotEnd { time_ns: 1, number: 2, records: 3 }),
             Record::Option(Opt { name_bytes: 1, flags: 2, text }),
@@ -820,6 +865,29 @@ mod tests {
             record.encode(&mut buffer).unwrap();
             assert_eq!(usize::from(u16::read(&buffer)), i + 1, "the kinds of the manual");
         }
+        let region = Region {
+            start: 1,
+            end: 2,
+            resident_bytes: 3,
+            shared_bytes: 4,
+            anonymous_bytes: 5,
+            swap_bytes: 6,
+            locked_bytes: 7,
+            huge_bytes: 8,
+            flags: 9,
+            reserved: 10,
+            path: text,
+        };
+        round_trip(Record::Region(region));
+        round_trip(Record::System(System {
+            resident_bytes: 1,
+            peak_resident_bytes: 2,
+            swap_bytes: 3,
+            locked_bytes: 4,
+            pinned_bytes: 5,
+            memlock_limit_bytes: u64::MAX,
+            memory_bytes: 6,
+        }));
         assert_eq!(round_trip(Record::Alloc(BLOCK)), 88);
         assert_eq!(Block::from(LiveBlock::from(BLOCK)), BLOCK);
         assert!(bins.floats().eq([0.5, 0.0, 1e300]));

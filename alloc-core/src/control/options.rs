@@ -335,6 +335,7 @@ options! {
     [
         prof_prefix: "What the names of the profiler's dumps begin with: `PREFIX.PID.NUMBER.WHY.thprof`. Empty is `thermalloc`, in the working directory.";
         prof_events: "Writes every event of recorded blocks to this file (`docs/profile-format.md`). `%p` in it becomes the process id, which a program that forks needs.";
+        stats_page: "Keeps figures of the live process in this file, for `thermalloc top` and `stats`; `/dev/shm/thermalloc.%p` is where they look first. `%p` becomes the process id.";
         prof_classes: "A file of rules by which reports assign call stacks to components, before those that are built in. Noted in profiles for their readers.";
         trace_file: "Records every extent that the page layer gives out and takes back into this file, for the policy lab (`lab/README.md`). An absolute path, opened anew for each write; `%p` in it becomes the process id, which a program that starts others needs. Empty records nothing.";
     ]
@@ -354,6 +355,10 @@ options! {
     lg_prof_sample: Count = 19, 0..=62, Live, "The mean distance between samples, as the base-2 logarithm of bytes. 0 records every block, each in pages of its own. Blocks above 1 MiB are all recorded.";
     prof_budget: Count = 2000, 0..=10_000_000, Live, "The most samples in a second, for which the distance between them is raised. 0 sets no limit.";
     prof_seed: Count = 0, 0..=4_294_967_295, Start, "What the choice of samples begins with, for results that can be repeated. 0 begins anew in each process.";
+    prof_limit_percent: Count = 0, 0..=100, Live, "Write a dump when the cgroup has so many per cent of its limit, or tasks in it wait for memory, or the process has reached `limit_bytes`. 0: none.";
+    prof_oom: Bool = false, 0..=1, Start, "Write a dump when an allocation of the C library's functions fails, the first time.";
+    prof_dumps: Count = 1000, 0..=4_294_967_295, Live, "The most dumps that a process writes to files of their own; 0 sets no limit.";
+    prof_pid: Count = 0, 0..=4_194_304, Start, "Record, and write profiles, in the process with this id only, and in its forks: not in the programs that it starts, which have the same environment.";
     prof_tensorflow: Bool = true, 0..=1, Live, "Read what TensorFlow says of each of its allocations: operator, step and kind.";
     lg_prof_interval: Count = -1, -1..=62, Live, "Write a dump each time that so many more bytes were allocated, as the base-2 logarithm. -1 and 0 write none.";
     prof_gdump: Bool = false, 0..=1, Live, "Write a dump when the program has grown beyond all that it was.";
@@ -364,6 +369,11 @@ options! {
 }
 
 pub(crate) static OPTIONS: Options = Options::new();
+
+/// Turns the profiler off for good, whatever the environment says.
+pub(crate) fn forbid_prof() {
+    OPTIONS.prof.store(0, Relaxed);
+}
 
 #[inline]
 fn as_set(_: &Options, stored: i64) -> i64 {

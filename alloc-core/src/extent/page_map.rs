@@ -169,6 +169,11 @@ impl Window {
         self.class_map.at(0)
     }
 
+    /// Whether `address` lies in the tables, which lie before the pages.
+    pub(crate) fn in_tables(&self, address: usize) -> bool {
+        (self.class_map.at(0).addr()..self.base.load(Ordering::Relaxed)).contains(&address)
+    }
+
     /// Pages grown so far.
     pub(crate) fn pages(&self) -> u32 {
         #[allow(clippy::cast_possible_truncation, reason = "a window has at most 2^32 pages")]

@@ -365,6 +365,35 @@ pub(crate) fn open_append(path: &CStr, anew: bool) -> Result<i32, Errno> {
     i32::try_from(fd).map_err(|_| Errno(libc::EBADF))
 }
 
+/// Makes a file of `bytes` zero bytes anew, with memory behind all of it, and maps it for sharing.
+pub(crate) fn map_file(path: &CStr, bytes: usize) -> Result<*mut u8, Errno> {
+    // Readers may have the old one mapped, and that is none of ours.
+    unlink(path);
+    let flags =
+        int(libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC | libc::O_NOFOLLOW);
+    let (nr, at) = (libc::SYS_openat, int(libc::AT_FDCWD));
+    // SAFETY: the kernel reads the path up to its end.
+    let fd = check(unsafe { syscall(nr, at, path.as_ptr().addr(), flags, 0o600, 0, 0) })?;
+    // A file without memory behind it would end a process that writes to it.
+    // SAFETY: the descriptor is ours.
+    let result =
+        check(unsafe { syscall(libc::SYS_fallocate, fd, 0, 0, bytes, 0, 0) }).and_then(|_| {
+            let shared = int(libc::MAP_SHARED);
+            // SAFETY: a mapping at an address of the kernel's choice.
+            check(unsafe { syscall(libc::SYS_mmap, 0, bytes, RW, shared, fd, 0) })
+        });
+    // SAFETY: the descriptor is ours and not used any more; the mapping stays.
+    let _ = unsafe { syscall(libc::SYS_close, fd, 0, 0, 0, 0, 0) };
+    result.map(core::ptr::with_exposed_provenance_mut)
+}
+
+/// Takes a name away from a file, if there is one.
+pub(crate) fn unlink(path: &CStr) {
+    let at = int(libc::AT_FDCWD);
+    // SAFETY: the kernel reads the path up to its end.
+    let _ = unsafe { syscall(libc::SYS_unlinkat, at, path.as_ptr().addr(), 0, 0, 0, 0) };
+}
+
 /// Where a symbolic link points to; the number of bytes, at most what `out` holds.
 pub(crate) fn read_link(path: &CStr, out: &mut [u8]) -> Result<usize, Errno> {
     let (from, to) = (path.as_ptr().addr(), out.as_mut_ptr().expose_provenance());

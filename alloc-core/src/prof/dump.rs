@@ -4,6 +4,7 @@ use core::ffi::CStr;
 use super::file::{Desk, File, Introduced, Writer};
 use super::{
     LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
+    page, system,
 };
 use crate::arena::slab::free_slots;
 use crate::control::options::{self, Kind, TEXT_BYTES};
@@ -13,8 +14,8 @@ use crate::extent::State;
 use crate::extent::page_map::LG_PAGE;
 use crate::front::size_class::class_bytes;
 use crate::os::{Errno, linux, start};
-use crate::process::HEAP;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use crate::process::{self as the_process, HEAP};
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use thermalloc_prof_format::{
     Extent, Lifetimes, Lost, Mapping, Opt, Process, Record, SnapshotBegin, SnapshotEnd, Stat, Text,
     Totals, Words, extent_state,
@@ -52,6 +53,12 @@ static REQUESTS: AtomicU64 = AtomicU64::new(0);
 static PEAKS: AtomicU64 = AtomicU64::new(0);
 /// Bytes allocated, as far as threads told; the last interval that was dumped.
 static PASSED: AtomicU64 = AtomicU64::new(0);
+/// When the limit is looked at again, and whether it was near.
+static LIMIT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
+static NEAR_LIMIT: AtomicBool = AtomicBool::new(false);
+const LIMIT_MS: u64 = 1000;
+/// Memory was out, and that was dumped.
+static FAILED: AtomicBool = AtomicBool::new(false);
 /// Pages of the window at the last dump of a peak.
 static PEAK_PAGES: AtomicU32 = AtomicU32::new(0);
 
@@ -92,6 +99,14 @@ pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
 /// Writes a dump to a file whose name starts as the option says: `PREFIX.PID.NUMBER.LETTER[N].thprof`, or
 /// `.heap` where it is in jemalloc's format.
 pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
+    // What happens by itself belongs into the log, where there is one.
+    if log::is_on() && matches!(letter, b'i' | b'm') {
+        return log::snapshot(reason);
+    }
+    let most = u64::from(options::prof_dumps());
+    if most > 0 && FILES.load(Relaxed) >= most {
+        return Err(DumpError::System(libc::EDQUOT));
+    }
     let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
     let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
     if options::prof_jeprof() { heap_v2_to(path) } else { to(path, reason) }
@@ -139,8 +154,42 @@ pub(super) fn on_peak() {
     }
 }
 
+/// A dump when the process comes near the limit of its cgroup or its own, and again when it has been
+/// away from it.
+pub(super) fn on_limit() {
+    let percent = options::prof_limit_percent();
+    let now = linux::now_ms();
+    let due = LIMIT_LOOK_MS.load(Relaxed);
+    if percent == 0
+        || now < due
+        || LIMIT_LOOK_MS.compare_exchange(due, now + LIMIT_MS, Relaxed, Relaxed).is_err()
+    {
+        return;
+    }
+    let near = the_process::near_limit(percent.into());
+    if near && !NEAR_LIMIT.swap(near, Relaxed) {
+        let _ = by_prefix(b'l', b"limit");
+    }
+    NEAR_LIMIT.store(near, Relaxed);
+}
+
+/// A dump when memory is out, once in a process's life.
+pub(super) fn on_failure() {
+    if options::prof_oom() && !FAILED.swap(true, Relaxed) {
+        let _ = by_prefix(b'o', b"oom");
+    }
+}
+
+/// Sees to it that a dump needs no more memory.
+pub(super) fn prepare() {
+    if options::prof_oom() {
+        drop(DESK.take());
+    }
+}
+
 /// What the options ask for at the process's end.
 pub(super) fn at_exit() {
+    page::finish();
     log::finish();
     if options::prof_final() {
         let _ = by_prefix(b'f', b"exit");
@@ -167,6 +216,16 @@ fn leak_summary() {
 
 /// The records that a file begins with.
 pub(super) fn header(writer: &mut Writer<'_>) {
+    process(|record| writer.push(record));
+    for row in options::ROWS {
+        if row.get() != row.default || row.kind == Kind::Text {
+            option(writer, row);
+        }
+    }
+}
+
+/// The record that a file begins with.
+pub(super) fn process(push: impl FnOnce(&Record<'_>)) {
     const VERSION: &[u8] = env!("CARGO_PKG_VERSION").as_bytes();
     const MACHINE: u32 = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
     let mut text = [0; 32 + 1024];
@@ -174,7 +233,7 @@ pub(super) fn header(writer: &mut Writer<'_>) {
     let path = linux::read_link(c"/proc/self/exe", &mut text[VERSION.len()..]).unwrap_or(0);
     let period_bytes = period_bytes();
     #[allow(clippy::cast_possible_truncation, reason = "a page, and a few letters")]
-    writer.push(&Record::Process(Process {
+    push(&Record::Process(Process {
         pid: linux::getpid().cast_unsigned(),
         machine: MACHINE,
         time_ns: now_ns(),
@@ -185,11 +244,6 @@ pub(super) fn header(writer: &mut Writer<'_>) {
         version_bytes: VERSION.len() as u32,
         text: Text(&text[..VERSION.len() + path]),
     }));
-    for row in options::ROWS {
-        if row.get() != row.default || row.kind == Kind::Text {
-            option(writer, row);
-        }
-    }
 }
 
 /// The period in the format's terms: 0 records every block.
@@ -260,6 +314,8 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
     }
     figures(writer);
     HEAP.pages.glance(|e| extent(writer, e));
+    system::regions(writer);
+    system::limits(|record| writer.push(record));
     let (blocks, sites) = (MISSED.load(Relaxed), SITES.lost());
     if blocks + sites > 0 {
         writer.push(&Record::Lost(Lost { time_ns: now_ns(), events: 0, blocks, sites }));
@@ -347,6 +403,10 @@ fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
             class_bytes: class,
             slots,
             used,
+            resident_bytes_plus_1: system::resident(
+                HEAP.pages.space.window.address(start),
+                (pages as usize) << LG_PAGE,
+            ),
         }));
     }
 }

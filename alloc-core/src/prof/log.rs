@@ -7,7 +7,7 @@ use core::ffi::CStr;
 
 use super::file::{Desk, File, Introduced, Writer};
 use super::ring::{Ring, SLOTS, WORDS};
-use super::{MISSED, SITES, dump, large_period, live, now_ns};
+use super::{DumpError, MISSED, SITES, dump, large_period, live, now_ns};
 use crate::control::options;
 use crate::control::text::Line;
 use crate::os::{Errno, linux};
@@ -156,6 +156,16 @@ pub(super) fn write_out() -> bool {
         ON.store(false, Relaxed);
     }
     is_on()
+}
+
+/// Appends what was recorded since the last time, and a dump.
+pub(super) fn snapshot(reason: &[u8]) -> Result<(), DumpError> {
+    let done = append(|writer| {
+        drain(writer, 2 * SLOTS);
+        dump::mappings(writer);
+        dump::snapshot(writer, reason);
+    });
+    done.map_err(|Errno(errno)| DumpError::System(errno))
 }
 
 /// Appends all events, and a dump.

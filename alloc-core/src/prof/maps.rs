@@ -1,5 +1,7 @@
 //! What is mapped into the process: `/proc/self/maps`, read piece by piece, and what the ELF headers of
 //! loaded modules say. Everything is read with memory of the profiler's own and without the loader.
+use core::ffi::CStr;
+
 use super::map;
 use crate::os::linux;
 use crate::sync::atomic::{
@@ -32,16 +34,20 @@ pub(crate) fn forget() {
 /// Calls `each` with every mapping, in the order of addresses. False: they can't be read, or somebody
 /// else reads them just now.
 pub(crate) fn for_each(mut each: impl FnMut(Mapping<'_>)) -> bool {
+    for_each_line(c"/proc/self/maps", &mut |line| {
+        if let Some(mapping) = parse(line) {
+            each(mapping);
+        }
+    })
+}
+
+/// Calls `each` with every line of a file of `/proc`. False: it can't be read, or somebody else reads
+/// one just now.
+pub(super) fn for_each_line(path: &CStr, each: &mut dyn FnMut(&[u8])) -> bool {
     if BUSY.swap(true, Acquire) {
         return false;
     }
-    let done = with_buffer(|buffer| {
-        read_lines(buffer, &mut |line| {
-            if let Some(mapping) = parse(line) {
-                each(mapping);
-            }
-        })
-    });
+    let done = with_buffer(|buffer| read_lines(path, buffer, each));
     BUSY.store(false, Release);
     done
 }
@@ -59,8 +65,8 @@ fn with_buffer(read: impl FnOnce(&mut [u8]) -> bool) -> bool {
     read(unsafe { core::slice::from_raw_parts_mut(buffer, BUFFER_BYTES) })
 }
 
-fn read_lines(buffer: &mut [u8], each: &mut dyn FnMut(&[u8])) -> bool {
-    let Ok(file) = linux::open(c"/proc/self/maps") else { return false };
+fn read_lines(path: &CStr, buffer: &mut [u8], each: &mut dyn FnMut(&[u8])) -> bool {
+    let Ok(file) = linux::open(path) else { return false };
     let mut len = 0;
     let whole = loop {
         match linux::read(file, &mut buffer[len..]) {
@@ -82,7 +88,7 @@ fn read_lines(buffer: &mut [u8], each: &mut dyn FnMut(&[u8])) -> bool {
 }
 
 /// A line like `7f00-7f80 r-xp 00001000 fe:01 1234   /lib/a.so`.
-fn parse(line: &[u8]) -> Option<Mapping<'_>> {
+pub(super) fn parse(line: &[u8]) -> Option<Mapping<'_>> {
     let mut fields = line.splitn(6, |&byte| byte == b' ');
     let range = fields.next()?;
     let flags = fields.next()?;

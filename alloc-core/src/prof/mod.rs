@@ -20,9 +20,11 @@ mod heap_v2;
 mod live;
 mod log;
 mod maps;
+mod page;
 mod ring;
 mod sampler;
 mod sites;
+mod system;
 mod table;
 mod tags;
 mod tensorflow;
@@ -378,12 +380,14 @@ fn change(record: u32, with: impl FnOnce(&mut Block) -> bool) -> bool {
 /// What the background thread does for the profiler; also done by others where there is none. False: it
 /// has nothing to come back for.
 pub(crate) fn tend() -> bool {
+    page::tend();
     if !is_on() {
-        return false;
+        return page::is_on();
     }
     let looking = tensorflow::look();
     dump::on_peak();
-    log::write_out() || looking
+    dump::on_limit();
+    log::write_out() || looking || page::is_on()
 }
 
 /// Whether [`tend`] has something to do: the thread that calls it is wanted although there are no pages
@@ -391,7 +395,12 @@ pub(crate) fn tend() -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn wants_thread() -> bool {
-    is_on() && (log::is_on() || options::prof_gdump() || tensorflow::looks())
+    page::is_on()
+        || is_on()
+            && (log::is_on()
+                || options::prof_gdump()
+                || options::prof_limit_percent() > 0
+                || tensorflow::looks())
 }
 
 /// A thread has allocated `bytes` more.
@@ -403,10 +412,27 @@ pub(crate) fn passed(bytes: i64) {
 }
 
 /// Begins a log, where an option asks for it. Called once, when the heap is ready.
-pub(crate) fn start(report: impl FnOnce(&[u8])) {
+pub(crate) fn start(mut report: impl FnMut(&[u8])) {
+    let only = options::prof_pid();
+    if only != 0 && only != linux::getpid().cast_unsigned() {
+        // A program that the chosen one has started: its environment is the same.
+        options::forbid_prof();
+        return;
+    }
+    page::start(&mut report);
+    dump::prepare();
     if options::prof() {
         background::want();
         log::start(report);
+    }
+}
+
+/// An allocation failed for want of memory.
+#[doc(hidden)]
+#[cold]
+pub fn failed() {
+    if is_on() {
+        dump::on_failure();
     }
 }
 
@@ -427,6 +453,7 @@ pub(crate) fn forget() {
         }
     }
     maps::forget();
+    page::forget();
     dump::forget();
     log::forget();
 }
@@ -493,7 +520,8 @@ impl Captured {
 pub fn push_raw(name: &[u8]) -> u32 {
     let parent = front::scope();
     let component = tags::component_of(name);
-    if is_on() {
+    // A scope may be opened before the first allocation.
+    if process::ready() && is_on() {
         let meaning =
             Meaning { parent, source: source::SCOPE, component, dtype: 0, name, region: &[] };
         front::set_scope(TAGS.intern(meaning));
