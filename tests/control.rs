@@ -100,6 +100,20 @@ fn jemalloc_passes_the_same_contract() {
         return;
     }
     must(&mut run(&out));
+    must(&mut profiled(&out, "heap_reference"));
+}
+
+#[test]
+fn the_profilers_names() {
+    must(&mut profiled(&linked("mallctl.c", "mallctl_prof", &[]), "heap"));
+}
+
+/// A run of `mallctl.c` that looks at the profiler's names alone.
+fn profiled(program: &Path, heap: &str) -> Command {
+    let mut command = run(program);
+    command.arg("prof").env("MALLOC_CONF", "prof:true,prof_prefix:heaps");
+    command.env("HEAP_FILE", scratch(heap));
+    command
 }
 
 /// Says that a test did not run, past the harness, which keeps what a passing test writes.

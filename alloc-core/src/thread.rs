@@ -61,6 +61,16 @@ pub(crate) fn flush_cache() {
     front::flush_current();
 }
 
+/// `thread.prof.active`: whether the profiler may record its blocks.
+pub(crate) fn is_profiled() -> bool {
+    front::is_profiled()
+}
+
+/// Turns that on or off.
+pub(crate) fn set_profiled(on: bool) {
+    front::set_profiled(on);
+}
+
 /// `thread.idle`: the thread is about to be idle.
 pub(crate) fn idle() {
     flush_cache();

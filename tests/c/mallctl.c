@@ -452,6 +452,8 @@ static const char *of(unsigned arena, const char *rest) {
   return name;
 }
 
+static char *kept_by_profiler;
+
 static void epochs(void) {
   advance();
   uint64_t before = get_u64("epoch"), set = 77, seen = 0;
@@ -509,6 +511,51 @@ static void values(void) {
     CHECK(size > last && size % page == 0);
     last = size;
   }
+}
+
+/* Run with the option prof:true as well. */
+static void profiler(void) {
+  if (!get_bool("config.prof")) return;
+  static const char *const switches[] = {"prof.active", "prof.gdump", "thread.prof.active"};
+  bool on = get_bool("opt.prof"), yes = true, no = false, old = false;
+  size_t len = sizeof old, lg_sample = 3;
+  const char *path = getenv("HEAP_FILE");
+  if (!on) {
+    for (int i = 0; i < 3; i++) {
+      CHECK_OF(switches[i], !get_bool(switches[i]));
+      CHECK_OF(switches[i], ctl(switches[i], NULL, NULL, &yes, sizeof yes) == ENOENT);
+    }
+    CHECK(ctl("prof.active", NULL, NULL, &no, sizeof no) == 0);
+    CHECK(ctl("prof.dump", NULL, NULL, NULL, 0) == ENOENT);
+    CHECK(ctl("prof.reset", NULL, NULL, NULL, 0) == ENOENT);
+    CHECK(get_u64("prof.interval") == 0);
+    return;
+  }
+  CHECK(get_bool("prof.active") && get_bool("thread.prof.active") && !get_bool("prof.gdump"));
+  for (int i = 0; i < 3; i++) {
+    bool was = get_bool(switches[i]), other = !was;
+    CHECK_OF(switches[i], ctl(switches[i], &old, &len, &other, sizeof other) == 0 && old == was);
+    CHECK_OF(switches[i], get_bool(switches[i]) == other);
+    CHECK_OF(switches[i], ctl(switches[i], NULL, NULL, &was, sizeof was) == 0);
+  }
+  CHECK(get_size("prof.lg_sample") == get_size("opt.lg_prof_sample"));
+  CHECK(strcmp(get_text("opt.prof_prefix"), "heaps") == 0);
+  CHECK(ctl("prof.reset", &lg_sample, &len, NULL, 0) == EPERM);
+  CHECK(ctl("prof.reset", NULL, NULL, &lg_sample, 4) == EINVAL);
+  CHECK(ctl("prof.reset", NULL, NULL, &lg_sample, sizeof lg_sample) == 0);
+  CHECK(get_size("prof.lg_sample") == 3);
+  memset(kept_by_profiler = malloc(64 << 20), 1, 64 << 20);
+  len = sizeof path;
+  CHECK(ctl("prof.dump", &path, &len, NULL, 0) == EPERM);
+  const char *nowhere = "/nonexistent/heap";
+  CHECK(ctl("prof.dump", NULL, NULL, &nowhere, sizeof nowhere) == EFAULT);
+  CHECK(path && ctl("prof.dump", NULL, NULL, &path, sizeof path) == 0);
+  FILE *heap = fopen(path, "r");
+  CHECK(heap != NULL);
+  int version = 0;
+  double bytes = 0;
+  CHECK(fscanf(heap, "heap_v2/%d t*: %*f: %lf", &version, &bytes) == 2 && bytes >= 64 << 20);
+  fclose(heap);
 }
 
 static void sums(void) {
@@ -864,7 +911,10 @@ static void reports(void) {
   puts(report);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+  (void)argv;
+  profiler();
+  if (argc > 1) return 0;
   every_name();
   unknown_names();
   epochs();

@@ -250,7 +250,7 @@ fn apply<'a>(options: &Options, text: &'a [u8], own: bool, mut tell: impl FnMut(
         let jemalloc = jemalloc::position(name);
         tell(match (row, jemalloc, value) {
             // Other allocators read it too, and may mean another thing by a name of ours.
-            (Some(row), _, _) if row.kind == Kind::Text && !own => continue,
+            (Some(row), None, _) if row.kind == Kind::Text && !own => continue,
             (Some(row), _, Some(value)) if row.load_in(options, value) => {
                 Event::Set(row.name, value)
             }

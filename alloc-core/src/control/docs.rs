@@ -34,8 +34,8 @@ default. They come from these places, and the last value of an option wins:
 7. `THERMALLOC_CONF`.
 
 So a setting made for jemalloc carries over, and one made for thermalloc overrides it. A process with raised rights
-(set-user-ID and the like) reads no environment. An option that is a text is taken from `THERMALLOC_CONF` alone; its
-characters are those of ASCII that can be printed, without `\"`, `\\`, `<`, `>`, `&` and the comma.
+(set-user-ID and the like) reads no environment. An option that is a text is taken from `THERMALLOC_CONF` alone, but for
+`prof_prefix`, which is jemalloc's; its characters are those of ASCII that can be printed, without `\"`, `\\`, `<`, `>`, `&` and the comma.
 
 What is wrong in `THERMALLOC_CONF` has no effect and is reported on standard error in one line for the whole process.
 Nothing in the other places is reported, as other allocators read them too, but for two options of jemalloc's:

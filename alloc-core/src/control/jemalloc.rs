@@ -72,7 +72,7 @@ const SLABS: &str = "Slabs have a shape of their own for each size class.";
 const HPA: &str =
     "There is no second page allocator: huge pages are made of what was seen to be dense.";
 const TCACHE: &str = "Caches belong to CPUs and tune themselves; `cpu_cache_bytes` is their bound.";
-const PROF: &str = "There is no profiler in this build (`config.prof` is false).";
+const PROF: &str = "Not one of this profiler's ([profiler.md](profiler.md)).";
 const GUARDS: &str = "There are no guard pages.";
 const FILL: &str = "Blocks are not filled (`config.fill` is false).";
 const NEWER: &str = "Of jemalloc's successor, and internal to it.";

@@ -104,8 +104,8 @@ pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn alloc_at_event(class: SizeClass, size: usize) -> *mut u8 {
-    // What a thread that is bound to an arena gets is that arena's, so that its end takes all of it.
     let due = event(size);
+    // What a thread that is bound to an arena gets is that arena's, so that its end takes all of it.
     if !apart::is_set(apart::BOUND) {
         let block = prof::alloc_chosen(class, size, due);
         if !block.is_null() {
@@ -371,6 +371,15 @@ pub(crate) fn toss(period: Period, size: usize) -> bool {
     let chosen = way.toss(period, size);
     tls.random.set(way.random);
     chosen && tls.vfork.get() == 0
+}
+
+/// Whether the calling thread's blocks are among those that may be recorded.
+pub(crate) fn is_profiled() -> bool {
+    tls().unprofiled.get() == 0
+}
+
+pub(crate) fn set_profiled(on: bool) {
+    tls().unprofiled.set(u8::from(!on));
 }
 
 /// The thread begins to record a block; false: it is at it already.

@@ -121,6 +121,8 @@ pub(crate) struct Tls {
     pub(crate) scope: Cell<u32>,
     /// Profiler: the thread's number; 0: it has none yet.
     pub(crate) thread: Cell<u32>,
+    /// Profiler: not 0 where the thread asked for none of its blocks to be recorded.
+    pub(crate) unprofiled: Cell<u8>,
     /// Profiler: not 0 while a block is being recorded.
     pub(crate) recording: Cell<u8>,
 }

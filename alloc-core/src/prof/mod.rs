@@ -108,6 +108,9 @@ fn now_ns() -> u64 {
 /// Whether a block of `size` bytes is recorded, and then how many it stands for. `due`: the thread has
 /// come to its next sample.
 pub(crate) fn choose(size: usize, due: bool) -> Option<f64> {
+    if !front::is_profiled() {
+        return None;
+    }
     if size <= EXACT_ABOVE_BYTES {
         return due.then(|| front::sample_period().weight(size));
     }

@@ -132,6 +132,8 @@ enum Act {
     /// The value after the write is what is read.
     WriteRead(fn(At<'_>, u64) -> Done, fn(At<'_>) -> Got),
     Write(fn(At<'_>, u64) -> Done),
+    /// As that, and a value need not be given.
+    WriteMaybe(fn(At<'_>, Option<u64>) -> Done),
     Run(fn(At<'_>) -> Done),
     /// Reads the id of something new; where true, a pointer may be given.
     Create(fn(Option<u64>) -> Got, bool),
@@ -444,7 +446,8 @@ impl Leaf {
                 }
                 io.give(read(at)?, len)
             }
-            Act::Write(_) if io.reads() => Err(Error::NotPermitted),
+            Act::Write(_) | Act::WriteMaybe(_) if io.reads() => Err(Error::NotPermitted),
+            Act::WriteMaybe(write) => write(at, io.take(self.ty)?),
             Act::Write(write) => write(at, io.take(self.ty)?.ok_or(Error::Invalid)?),
             Act::Run(_) if io.reads() || io.writes() => Err(Error::NotPermitted),
             Act::Run(run) => run(at),
@@ -492,7 +495,7 @@ impl Leaf {
         match self.act {
             Act::Read(_) => "r-",
             Act::ReadWrite(..) | Act::WriteRead(..) | Act::Name(..) | Act::Word(..) => "rw",
-            Act::Write(_) => "-w",
+            Act::Write(_) | Act::WriteMaybe(_) => "-w",
             Act::Run(_) => "--",
             Act::Create(_, true) | Act::Ask(_) => "rw",
             Act::Create(_, false) => "r-",

@@ -12,7 +12,7 @@ use crate::arena::bin;
 use crate::explicit::{self, ArenaStats, ClassStats, NAME_BYTES, Which};
 use crate::front::size_class::{CACHED_MAX, SLAB_CLASSES, SizeClass};
 use crate::os::start::page_size;
-use crate::{background, tcaches, thread};
+use crate::{background, prof, tcaches, thread};
 use core::ffi::CStr;
 
 use Type::{Bool, Pointer, Size, Ssize, Text, U64, Unsigned, Void};
@@ -60,8 +60,8 @@ const fn listed(name: &'static str, domain: Domain, children: &'static [Child]) 
     Child { name, node: Node::Listed(domain, children) }
 }
 
-const fn absent(name: &'static str, ty: Type) -> Child {
-    leaf(name, ty, Act::Absent).nothing("There is no profiler in this build: ENOENT.")
+const fn absent(name: &'static str, ty: Type, why: &'static str) -> Child {
+    leaf(name, ty, Act::Absent).nothing(why)
 }
 
 /// A figure that is always 0.
@@ -385,6 +385,10 @@ static OPT: Rows = Rows {
 
 fn opt(at: At<'_>) -> Got {
     let index = word(at, 1);
+    let own = jemalloc::ROWS.get(index).and_then(jemalloc::Row::own);
+    if let Some(text) = own.filter(|own| own.kind == Kind::Text).and_then(options::Row::c_text) {
+        return Ok(text.expose_provenance() as u64);
+    }
     let value = OPTIONS.jemalloc.read(index);
     // The default is a word in the table, and what it stands for is known here.
     let automatic =
@@ -440,7 +444,23 @@ static THREAD: &[Child] = &[
             }),
         ],
     ),
-    named("prof", &[absent("name", Text), absent("active", Bool)]),
+    named(
+        "prof",
+        &[
+            absent("name", Text, "Threads have the names that the kernel knows them by: ENOENT."),
+            both(
+                "active",
+                Bool,
+                |_| yes(options::prof() && thread::is_profiled()),
+                |_, on| {
+                    if profiles(on)? {
+                        thread::set_profiled(on != 0);
+                    }
+                    Ok(())
+                },
+            ),
+        ],
+    ),
     run("idle", |_| {
         thread::idle();
         Ok(())
@@ -597,17 +617,65 @@ static ARENAS: &[Child] = &[
     ),
 ];
 
+/// Whether the process was started with the profiler; an error where something of it is to be switched on
+/// that is not there.
+fn profiles(on: u64) -> Result<bool, Error> {
+    if on != 0 && !options::prof() { Err(Error::NoEntry) } else { Ok(options::prof()) }
+}
+
+/// A switch of the profiler's among the options.
+fn switch(name: &str) -> Got {
+    yes(options::prof() && options::find(name).ok_or(Error::NoEntry)?.get() != 0)
+}
+
+fn set_switch(name: &str, on: u64) -> Done {
+    if profiles(on)? {
+        let row = options::find(name).ok_or(Error::NoEntry)?;
+        row.set(on.cast_signed()).map_err(|_| Error::Invalid)?;
+        background::notice();
+    }
+    Ok(())
+}
+
+fn dump(_: At<'_>, path: Option<u64>) -> Done {
+    profiles(1)?;
+    let at = path.and_then(|at| usize::try_from(at).ok()).unwrap_or(0);
+    let done = if at == 0 {
+        prof::dump_to_prefix()
+    } else {
+        let path = core::ptr::with_exposed_provenance::<core::ffi::c_char>(at);
+        // SAFETY: whoever calls `by_name` writes a C string here.
+        prof::dump_heap_v2(unsafe { CStr::from_ptr(path) })
+    };
+    done.map_err(|_| Error::Fault)
+}
+
+fn reset_profile(_: At<'_>, lg_sample: Option<u64>) -> Done {
+    profiles(1)?;
+    let Some(lg_sample) = lg_sample else { return Ok(()) };
+    let row = options::find("lg_prof_sample").ok_or(Error::NoEntry)?;
+    // jemalloc takes what is too large for its largest.
+    let lg_sample = i64::try_from(lg_sample).unwrap_or(row.max).min(row.max);
+    row.set(lg_sample).map_err(|_| Error::Invalid)
+}
+
 static PROF: &[Child] = &[
-    absent("thread_active_init", Bool),
-    absent("active", Bool),
-    absent("dump", Text),
-    absent("gdump", Bool),
-    absent("prefix", Text),
-    absent("reset", Size),
-    absent("interval", U64),
-    absent("lg_sample", Size),
-    absent("log_start", Text),
-    absent("log_stop", Void),
+    absent("thread_active_init", Bool, "New threads are always profiled: ENOENT."),
+    both("active", Bool, |_| switch("prof_active"), |_, on| set_switch("prof_active", on)),
+    leaf("dump", Text, Act::WriteMaybe(dump)).mapped(
+        "A file that is named is written in jemalloc's format; else `prof_prefix` and `prof_jeprof` decide.",
+    ),
+    both("gdump", Bool, |_| switch("prof_gdump"), |_, on| set_switch("prof_gdump", on)),
+    absent("prefix", Text, "Set where the process starts, by `prof_prefix`: ENOENT."),
+    leaf("reset", Size, Act::WriteMaybe(reset_profile))
+        .mapped("Sets the sample rate alone: what is recorded stays."),
+    read("interval", U64, |_| {
+        let lg = options::lg_prof_interval();
+        Ok(if options::prof() && lg > 0 { 1 << lg } else { 0 })
+    }),
+    read("lg_sample", Size, |_| Ok(options::lg_prof_sample().into())),
+    absent("log_start", Text, "The log is the option `prof_events`: ENOENT."),
+    absent("log_stop", Void, "The log is the option `prof_events`: ENOENT."),
 ];
 
 /// Our own options: read, and written where they are live.
