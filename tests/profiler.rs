@@ -39,10 +39,15 @@ fn python() -> PathBuf {
     PathBuf::from(text(&found.stdout))
 }
 
+/// One for all tests: while it is written nobody can load it.
 fn plugin() -> PathBuf {
-    let out = scratch("plugin.so");
-    compile("prof/plugin.c", &out, &["-shared", "-fPIC", "-O2"]);
-    out
+    static PLUGIN: OnceLock<PathBuf> = OnceLock::new();
+    let made = PLUGIN.get_or_init(|| {
+        let out = scratch("plugin.so");
+        compile("prof/plugin.c", &out, &["-shared", "-fPIC", "-O2"]);
+        out
+    });
+    made.clone()
 }
 
 /// A dump as it was read.

@@ -21,6 +21,10 @@ use thermalloc_prof_format::{
     Totals, Words, extent_state,
 };
 
+/// How often and how long the last dump waits for another, milliseconds.
+const FINAL_TRIES: u32 = 100;
+const FINAL_WAIT_MS: u64 = 20;
+
 /// Why there is no dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DumpError {
@@ -192,7 +196,13 @@ pub(super) fn at_exit() {
     page::finish();
     log::finish();
     if options::prof_final() {
-        let _ = by_prefix(b'f', b"exit");
+        // Another thread may be writing one; this is the last, and must not be lost for that.
+        for _ in 0..FINAL_TRIES {
+            if !matches!(by_prefix(b'f', b"exit"), Err(DumpError::Busy)) {
+                break;
+            }
+            let _ = linux::futex_wait(&AtomicU32::new(0), 0, Some(FINAL_WAIT_MS));
+        }
     }
     if options::prof_leak() {
         leak_summary();
