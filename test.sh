@@ -44,6 +44,8 @@ if [ $quick = no ]; then
 	step 'loom: interleavings of the shipped synchronisation'
 	RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$target/loom \
 		cargo test -p thermalloc --release --lib loom_
+	RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$target/loom \
+		cargo test -p thermalloc-cuda --release --lib loom_
 
 	step 'demo: real programs, one round'
 	demo/run.sh --rounds 1

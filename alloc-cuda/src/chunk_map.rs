@@ -3,12 +3,12 @@
 //! Invariant: an entry is written before the first block of its chunk is handed out, so whoever
 //! frees a block finds it.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 const LG_CHUNK: u32 = 21;
-const LG_LEAF: u32 = 14;
+const LG_LEAF: u32 = if cfg!(loom) { 2 } else { 14 };
 /// Addresses of devices have up to 49 bits.
-const LG_ROOT: u32 = 49 - LG_CHUNK - LG_LEAF;
+const LG_ROOT: u32 = if cfg!(loom) { 1 } else { 49 - LG_CHUNK - LG_LEAF };
 /// An entry is a pointer of 48 bits and the number of a region above it.
 const POINTER: u64 = (1 << 48) - 1;
 
@@ -84,8 +84,8 @@ impl ChunkMap {
 
 impl Drop for ChunkMap {
     fn drop(&mut self) {
-        for slot in &mut self.root {
-            let leaf = *slot.get_mut();
+        for slot in &self.root {
+            let leaf = slot.load(Ordering::Relaxed);
             if !leaf.is_null() {
                 // SAFETY: it came from a box and is dropped once.
                 drop(unsafe { Box::from_raw(leaf) });
@@ -94,7 +94,7 @@ impl Drop for ChunkMap {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -109,5 +109,46 @@ mod tests {
         assert!(map.set(0x7000_0000_0000, 5 << 20, 0, 0));
         assert_eq!(map.get(0x7000_0000_0000), (0, 0));
         assert_eq!(map.get(u64::MAX), (0, 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    const BYTES: u64 = 1 << LG_CHUNK;
+
+    #[test]
+    fn loom_an_owner_that_is_found_is_there_as_a_whole() {
+        loom::model(|| {
+            let map = Arc::new(ChunkMap::new());
+            let owners = Arc::new([UnsafeCell::new(0u64), UnsafeCell::new(0)]);
+            // Both add the one leaf.
+            let setters = [0usize, 1].map(|i| {
+                let (map, owners) = (Arc::clone(&map), Arc::clone(&owners));
+                thread::spawn(move || {
+                    // SAFETY: nobody knows of this owner yet.
+                    owners[i].with_mut(|owner| unsafe { *owner = 7 });
+                    assert!(map.set(i as u64 * BYTES, BYTES, i + 1, 3));
+                })
+            });
+            let look = || {
+                [0usize, 1].map(|i| {
+                    let (owner, region) = map.get(i as u64 * BYTES);
+                    if owner != 0 {
+                        assert_eq!((owner, region), (i + 1, 3));
+                        // SAFETY: it was made before the map named it.
+                        assert_eq!(owners[i].with(|owner| unsafe { *owner }), 7);
+                    }
+                    owner
+                })
+            };
+            look();
+            setters.into_iter().for_each(|setter| setter.join().unwrap());
+            assert_eq!(look(), [1, 2]);
+        });
     }
 }

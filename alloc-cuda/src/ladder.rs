@@ -73,8 +73,7 @@ impl Inner {
     /// up.
     pub(crate) fn wait_for_pending(&self, wait_ms: u64) -> bool {
         let streams = self.all_streams();
-        let awaited: Vec<_> =
-            streams.iter().filter(|stream| stream.last_event().is_some()).collect();
+        let awaited: Vec<_> = streams.iter().filter(|stream| stream.is_awaited()).collect();
         if awaited.is_empty() {
             return false;
         }
@@ -87,7 +86,7 @@ impl Inner {
                 if stream.poll(&self.gpu).is_err() {
                     return false;
                 }
-                all &= stream.last_event().is_none();
+                all &= !stream.is_awaited();
             }
             if all {
                 return true;

@@ -1,8 +1,8 @@
 //! A stream-ordered pool of CUDA memory.
 //!
 //! Layers, each knowing only those below: `pool` (which heap serves a request) -> `heap` (blocks and
-//! free memory of one stream) -> `bins`, `block`; and `pool` -> `stream` (epochs and events) -> `gpu`
-//! (one device) -> `driver`, the one seam to the CUDA driver.
+//! free memory of one stream) -> `bins`, `block`; and `pool` -> `stream` (events) -> `epochs`, and
+//! `gpu` (one device) -> `driver`, the one seam to the CUDA driver.
 #![allow(clippy::cast_possible_truncation, reason = "usize and addresses of devices have 64 bits")]
 
 mod background;
@@ -14,6 +14,7 @@ mod chunk_map;
 mod cool;
 mod default_pool;
 pub mod driver;
+mod epochs;
 #[doc(hidden)]
 pub mod fault;
 mod gpu;
@@ -30,6 +31,7 @@ mod snapshot;
 pub mod stats;
 mod stream;
 mod supply;
+mod sync;
 
 pub use buffer::{Borrowed, Buffer, BufferError};
 pub use capture::{Capture, GraphMemory, PoolId, StreamFilter};
