@@ -153,8 +153,12 @@ pub(super) fn on_peak() {
         return;
     }
     let (pages, last) = (HEAP.pages.space.window.pages(), PEAK_PAGES.load(Relaxed));
-    if pages > last && PEAK_PAGES.compare_exchange(last, pages, Relaxed, Relaxed).is_ok() {
-        let _ = by_prefix(b'm', b"peak");
+    if pages > last
+        && PEAK_PAGES.compare_exchange(last, pages, Relaxed, Relaxed).is_ok()
+        && by_prefix(b'm', b"peak") == Err(DumpError::Busy)
+    {
+        // At the next look.
+        PEAK_PAGES.store(last, Relaxed);
     }
 }
 
@@ -195,17 +199,27 @@ pub(super) fn prepare() {
 pub(super) fn at_exit() {
     page::finish();
     log::finish();
+    // What nobody looked for since the last growth.
+    insist(|| {
+        on_peak();
+        let grown = HEAP.pages.space.window.pages() > PEAK_PAGES.load(Relaxed);
+        !(options::prof_gdump() && grown)
+    });
     if options::prof_final() {
-        // Another thread may be writing one; this is the last, and must not be lost for that.
-        for _ in 0..FINAL_TRIES {
-            if !matches!(by_prefix(b'f', b"exit"), Err(DumpError::Busy)) {
-                break;
-            }
-            let _ = linux::futex_wait(&AtomicU32::new(0), 0, Some(FINAL_WAIT_MS));
-        }
+        insist(|| by_prefix(b'f', b"exit") != Err(DumpError::Busy));
     }
     if options::prof_leak() {
         leak_summary();
+    }
+}
+
+/// Tries again while another thread writes a dump: the last ones must not be lost for that.
+fn insist(mut done: impl FnMut() -> bool) {
+    for _ in 0..FINAL_TRIES {
+        if done() {
+            return;
+        }
+        let _ = linux::futex_wait(&AtomicU32::new(0), 0, Some(FINAL_WAIT_MS));
     }
 }
 
