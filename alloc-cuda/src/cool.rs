@@ -172,6 +172,18 @@ impl Inner {
         }
     }
 
+    /// The same, but a stream gets no event while an earlier one is outstanding: that would not be
+    /// complete either.
+    pub(crate) fn poll_idle_streams(&self) {
+        if self.captures.any() {
+            return;
+        }
+        for stream in self.all_streams() {
+            // As above.
+            let _ = stream.poll_or_close(&self.gpu);
+        }
+    }
+
     /// Asks which epochs are complete that the pending blocks of a heap wait for, and closes those
     /// that are open.
     pub(crate) fn poll_needed(&self, shard: &Shard) {

@@ -126,6 +126,17 @@ impl StreamState {
         self.query(gpu, stamp)
     }
 
+    /// Asks which epochs are complete, and closes and asks the one that blocks were stamped with
+    /// once all before it are.
+    pub(crate) fn poll_or_close(&self, gpu: &Arc<Gpu>) -> Result<(), Error> {
+        self.poll(gpu)?;
+        if self.is_awaited() {
+            return Ok(());
+        }
+        self.close_stamped(gpu)?;
+        self.poll(gpu)
+    }
+
     fn ask(&self, gpu: &Gpu, epoch: u64, event: &Recorded) -> Result<bool, Error> {
         self.queries.fetch_add(1, Ordering::Relaxed);
         event.recycle_early();

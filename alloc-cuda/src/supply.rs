@@ -515,7 +515,7 @@ impl Inner {
         if self.gpu.backing == Backing::Virtual {
             let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
             if idle < growth && ask.shard.pool == 0 {
-                self.poll_streams();
+                self.poll_idle_streams();
                 let collected = self.unmap_chunks(growth - idle, true, |shard| {
                     let stream = Arc::clone(&shard.stream);
                     Box::new(move |stamp, _| stream.is_done(stamp))
