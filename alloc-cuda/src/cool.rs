@@ -160,28 +160,38 @@ impl Inner {
         }
     }
 
-    /// Closes epochs where blocks wait for that, with `close`, and asks which are complete.
-    pub(crate) fn poll_streams(&self, close: bool) {
+    /// Closes the epochs that blocks were stamped with, and asks which are complete.
+    pub(crate) fn poll_streams(&self) {
         if self.captures.any() {
             return;
         }
         for stream in self.all_streams() {
             // A stream that fails says so to its own user; its memory stays where it is.
+            let _ = stream.close_stamped(&self.gpu);
             let _ = stream.poll(&self.gpu);
-            if close {
-                let _ = stream.close_stamped(&self.gpu);
-                let _ = stream.poll(&self.gpu);
-            }
-        }
-        if !close {
-            self.close_needed();
         }
     }
 
-    /// Closes the epochs that pending blocks wait for.
-    pub(crate) fn close_needed(&self) {
+    /// The same, but a stream gets no event while an earlier one is outstanding: that would not be
+    /// complete either.
+    pub(crate) fn poll_idle_streams(&self) {
+        if self.captures.any() {
+            return;
+        }
+        for stream in self.all_streams() {
+            // As above.
+            let _ = stream.poll_or_close(&self.gpu);
+        }
+    }
+
+    /// Asks which epochs are complete that the pending blocks of a heap wait for, and closes those
+    /// that are open.
+    pub(crate) fn poll_needed(&self, shard: &Shard) {
+        if self.captures.any() {
+            return;
+        }
         let mut needed: Vec<u64> = Vec::new();
-        for shard in self.all_shards() {
+        {
             let own = shard.stream.index;
             let heap = shard.heap();
             let needs = heap.pending.iter().flat_map(|entry| &entry.needs);
@@ -195,6 +205,8 @@ impl Inner {
         }
         for (stream, stamp) in self.all_streams().iter().zip(needed) {
             if stamp > 0 && !stream.is_done(stamp) {
+                // A stream that fails says so to its own user; its memory stays where it is.
+                let _ = stream.poll(&self.gpu);
                 let _ = stream.close(&self.gpu, stamp);
             }
         }
@@ -215,7 +227,7 @@ impl Inner {
         let now_ms = self.now_ms();
         self.last_poll_ms.store(now_ms, Relaxed);
         if let Ok(_current) = self.gpu.enter() {
-            self.poll_streams(true);
+            self.poll_streams();
             self.cool(now_ms);
         }
         self.polling.store(false, Relaxed);

@@ -117,9 +117,14 @@ impl<E> Epochs<E> {
         }
     }
 
-    /// The oldest epoch that has an event.
-    pub(crate) fn first(&self) -> Option<u64> {
-        lock(&self.events).front().map(|&(epoch, _)| epoch)
+    /// The middle one of the events of epochs below `end` that are not known complete.
+    pub(crate) fn middle(&self, end: u64) -> Option<(u64, Arc<E>)> {
+        let done = self.done.load(Ordering::Acquire);
+        let events = lock(&self.events);
+        let from = events.partition_point(|&(epoch, _)| epoch <= done);
+        let to = events.partition_point(|&(epoch, _)| epoch < end);
+        let (epoch, event) = events.range(from..to.max(from)).nth((to.max(from) - from) / 2)?;
+        Some((*epoch, Arc::clone(event)))
     }
 
     pub(crate) fn has_events(&self) -> bool {
@@ -316,7 +321,7 @@ mod loom_tests {
             assert!(device.epochs.is_done(1));
             closer.join().unwrap();
             device.query(2);
-            assert!(device.epochs.first().is_none_or(|first| first <= 1));
+            assert!(device.epochs.middle(u64::MAX).is_none() && device.epochs.is_done(1));
         });
     }
 

@@ -21,6 +21,11 @@ const LG_LARGE_UNIT: u32 = 15;
 pub(crate) const OVERSIZE: u64 = 64 << 20;
 /// Stitched blocks that are kept for their next use.
 const VIEWS_MAX: usize = 512;
+/// Allocations between two looks at the events of pending blocks, where at least so many frees
+/// were deferred, and where fewer were.
+const LOOK_ALLOCS: u64 = 16;
+const LOOK_DEFERRED: u64 = 5;
+const LOOK_ALLOCS_MOST: u64 = 96;
 /// The lists beside those of small and large memory: free parts of oversize segments.
 const OVERSIZE_BIN: usize = 2;
 /// An oversize segment serves requests of at least this part of it.
@@ -208,7 +213,9 @@ pub(crate) struct Heap {
     pub(crate) unclosed_blocks: u32,
     pub(crate) unclosed_bytes: u64,
     /// The number of allocations when pending blocks were last looked at.
-    pub(crate) settled_at: u64,
+    settled_at: u64,
+    /// The number of deferred frees then.
+    settled_deferred: u64,
     pub(crate) counts: Counts,
 }
 
@@ -249,6 +256,7 @@ impl Heap {
             unclosed_blocks: 0,
             unclosed_bytes: 0,
             settled_at: 0,
+            settled_deferred: 0,
             counts: Counts::default(),
         }
     }
@@ -502,6 +510,20 @@ impl Heap {
             self.settle(entry.block, stamp);
         }
         settled
+    }
+
+    /// Whether it is time to ask which pending blocks are complete: events cost time, so they are
+    /// asked for some blocks together, and seldom where few are freed.
+    pub(crate) fn look_is_due(&mut self) -> bool {
+        let allocs = self.counts.allocs - self.settled_at;
+        let deferred = self.counts.deferred - self.settled_deferred;
+        let due =
+            allocs >= LOOK_ALLOCS && (deferred >= LOOK_DEFERRED || allocs >= LOOK_ALLOCS_MOST);
+        if due {
+            self.settled_at = self.counts.allocs;
+            self.settled_deferred = self.counts.deferred;
+        }
+        due
     }
 
     /// Takes a pending block out of the waiting line for a user that is ordered after all its needs.

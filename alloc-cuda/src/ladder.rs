@@ -15,7 +15,7 @@ impl Inner {
         let mut waited = false;
         loop {
             if !capturing {
-                self.poll_streams(true);
+                self.poll_streams();
                 self.all_shards().iter().for_each(|shard| {
                     self.settle(shard);
                 });

@@ -543,7 +543,7 @@ impl Pool {
         if self.inner.captures.any() {
             return 0;
         }
-        self.inner.poll_streams(true);
+        self.inner.poll_streams();
         let wait_ms = self.inner.wait_ms.load(Relaxed);
         if wait_ms > 0 {
             self.inner.wait_for_pending(wait_ms);

@@ -110,13 +110,41 @@ impl StreamState {
             return Ok(false);
         }
         let Some((epoch, event)) = self.epochs.event_for(stamp) else { return Ok(false) };
+        self.ask(gpu, epoch, &event)
+    }
+
+    /// Closes the epoch `stamp` and asks whether it is complete; records nothing while an epoch
+    /// before it is not.
+    pub(crate) fn close_and_query(&self, gpu: &Arc<Gpu>, stamp: u64) -> Result<bool, Error> {
+        if !self.epochs.is_closed(stamp) {
+            self.poll(gpu)?;
+            if self.epochs.has_events() {
+                return Ok(false);
+            }
+            self.close(gpu, stamp)?;
+        }
+        self.query(gpu, stamp)
+    }
+
+    /// Asks which epochs are complete, and closes and asks the one that blocks were stamped with
+    /// once all before it are.
+    pub(crate) fn poll_or_close(&self, gpu: &Arc<Gpu>) -> Result<(), Error> {
+        self.poll(gpu)?;
+        if self.is_awaited() {
+            return Ok(());
+        }
+        self.close_stamped(gpu)?;
+        self.poll(gpu)
+    }
+
+    fn ask(&self, gpu: &Gpu, epoch: u64, event: &Recorded) -> Result<bool, Error> {
         self.queries.fetch_add(1, Ordering::Relaxed);
         event.recycle_early();
-        if !gpu.is_complete(&event)? {
-            return Ok(false);
+        let done = gpu.is_complete(event)?;
+        if done {
+            self.epochs.complete(epoch);
         }
-        self.epochs.complete(epoch);
-        Ok(true)
+        Ok(done)
     }
 
     /// Lets go of all events.
@@ -124,14 +152,16 @@ impl StreamState {
         self.epochs.forget_events();
     }
 
-    /// Asks after the closed epochs, the oldest first, as far as they are complete.
+    /// Finds the newest closed epoch that is complete, by halves: each answer stands for all
+    /// epochs before, or for all after.
     pub(crate) fn poll(&self, gpu: &Gpu) -> Result<(), Error> {
-        while let Some(epoch) = self.epochs.first() {
-            if self.is_done(epoch) {
-                // It was recorded by one thread while another saw a later one complete.
-                self.epochs.complete(epoch);
-            } else if !self.query(gpu, epoch)? {
-                return Ok(());
+        if self.is_capturing() {
+            return Ok(());
+        }
+        let mut end = u64::MAX;
+        while let Some((epoch, event)) = self.epochs.middle(end) {
+            if !self.ask(gpu, epoch, &event)? {
+                end = epoch;
             }
         }
         Ok(())

@@ -119,17 +119,9 @@ impl Inner {
     pub(crate) fn own_memory(&self, ask: &Ask<'_>) -> Option<u64> {
         let Ask { shard, size, bytes, tag } = *ask;
         if shard.pending.load(Relaxed) > 0 {
-            // Events cost time: often enough to find what is over, no more.
-            let look = {
-                let mut heap = shard.heap();
-                let due = heap.counts.allocs - heap.settled_at >= SETTLE_EVERY / 2;
-                if due {
-                    heap.settled_at = heap.counts.allocs;
-                }
-                due
-            };
+            let look = shard.heap().look_is_due();
             if look && !shard.stream.is_capturing() {
-                self.poll_streams(false);
+                self.poll_needed(shard);
             }
             self.settle(shard);
             let mut heap = shard.heap();
@@ -254,15 +246,15 @@ impl Inner {
             }
         }
         for &(_, stamp, home) in &found {
-            home.stream.close(&self.gpu, stamp)?;
             if wait && self.options.reuse != Reuse::Complete {
+                home.stream.close(&self.gpu, stamp)?;
                 if user.wait_for(&self.gpu, &home.stream, stamp)?
                     && let Some(ptr) = self.take_from(home, ask, stamp)
                 {
                     self.counts.waits.fetch_add(1, Relaxed);
                     return Ok(Some(ptr));
                 }
-            } else if home.stream.query(&self.gpu, stamp)?
+            } else if home.stream.close_and_query(&self.gpu, stamp)?
                 && let Some(ptr) = self.take_from(home, ask, stamp)
             {
                 self.counts.ready_steals.fetch_add(1, Relaxed);
@@ -523,7 +515,7 @@ impl Inner {
         if self.gpu.backing == Backing::Virtual {
             let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
             if idle < growth && ask.shard.pool == 0 {
-                self.poll_streams(true);
+                self.poll_idle_streams();
                 let collected = self.unmap_chunks(growth - idle, true, |shard| {
                     let stream = Arc::clone(&shard.stream);
                     Box::new(move |stamp, _| stream.is_done(stamp))
@@ -533,11 +525,11 @@ impl Inner {
                 }
             }
         } else if ask.shard.pool == 0 && !self.captures.any() {
-            self.poll_streams(true);
+            self.poll_streams();
             if self.wait_ms.load(Relaxed) > 0 {
                 // Freeing a segment would wait for the device anyway, and growth stays for good.
                 let _ = self.gpu.synchronize();
-                self.poll_streams(true);
+                self.poll_streams();
             }
             let freed = self.free_segments(growth, |shard| {
                 let stream = Arc::clone(&shard.stream);

@@ -7,6 +7,8 @@ use crate::policies::{
 use crate::traces::{self, Step, Trace};
 use std::collections::HashMap;
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use thermalloc_cuda::driver::{Event, Stream, constant};
 use thermalloc_cuda::{Backing, PoolBuilder};
 use thermalloc_cuda_sim::{Access, Config, Latency, Progress};
@@ -28,6 +30,8 @@ pub(crate) struct Found {
 
 struct Player<'a> {
     m: &'a Machine,
+    /// The pool's time, milliseconds: that of the simulated machine.
+    clock: Arc<AtomicU64>,
     streams: Vec<Stream>,
     event: Event,
     /// By number: address, size, stream.
@@ -43,6 +47,7 @@ struct Player<'a> {
 impl Player<'_> {
     fn play(&mut self, policy: &mut dyn Policy, steps: &[Step]) {
         for &step in steps {
+            self.clock.store(self.m.sim.now_ns() / 1_000_000, Relaxed);
             match step {
                 Step::Alloc { id, bytes, stream } => {
                     let ptr = policy.alloc(self.m, bytes, self.streams[stream]);
@@ -120,13 +125,15 @@ pub(crate) fn replay(
         vmm,
         ..Config::default()
     };
-    let m = machine::machine(config, build);
+    let clock = Arc::new(AtomicU64::new(0));
+    let m = machine::machine(config, |pool| build(pool).clock_ms(Arc::clone(&clock)));
     let mut policy = make(&m);
     let mut event = Event::NULL;
     // SAFETY: a valid place to write to.
     let _ = unsafe { m.driver.event_create(&raw mut event, constant::EVENT_DISABLE_TIMING) };
     let mut player = Player {
         m: &m,
+        clock,
         streams: (0..trace.streams).map(|_| m.stream()).collect(),
         event,
         blocks: HashMap::new(),
@@ -142,17 +149,17 @@ pub(crate) fn replay(
         player.round(&mut *policy, &trace.round);
     }
     let warm_us = m.sim.now_ns() as f64 / 1000.0;
-    let stats = m.pool.stats();
+    let before = m.pool.stats();
     let (memory, events, allocs) = (memory_calls(&m), event_calls(&m), player.allocs);
-    let (now, crossed) =
-        (m.sim.now_ns() - player.waited_ns, stats.cross_stream_reuses + stats.deferred_frees);
+    let now = m.sim.now_ns() - player.waited_ns;
     for _ in 0..ROUNDS {
         player.round(&mut *policy, &trace.round);
     }
     let allocs = (player.allocs - allocs) as f64;
     let events = event_calls(&m) - events - ROUNDS as u64 * own_event_calls(trace);
     let stats = m.pool.stats();
-    let crossed = stats.cross_stream_reuses + stats.deferred_frees - crossed;
+    let crossed = stats.cross_stream_reuses + stats.deferred_frees
+        - (before.cross_stream_reuses + before.deferred_frees);
     let launches = trace.round.iter().filter(|step| !matches!(step, Step::Free { .. })).count();
     // The time of the trace's own kernels and events is not the allocator's.
     let own_ns = ROUNDS as u64
@@ -165,10 +172,14 @@ pub(crate) fn replay(
     if std::env::var_os("CUDA_BENCH_REPORT").is_some() {
         let _ = writeln!(
             std::io::stderr(),
-            "{}\n{}\n{:?}",
+            "{} {}\n{}\n{:?}\nrecords {} queries {} waits {} crossed {crossed}",
             trace.name,
+            policy.name(),
             m.pool.report(),
-            m.pool.driver_calls()
+            m.pool.driver_calls(),
+            stats.event_records - before.event_records,
+            stats.event_queries - before.event_queries,
+            stats.waits_inserted - before.waits_inserted,
         );
     }
     Found {
