@@ -161,7 +161,9 @@ impl Profile {
         }
         profile.damage = records.damage();
         profile.snapshots.extend(open);
-        if profile.snapshots.is_empty() && !profile.events.is_empty() {
+        // The events say more than a dump that was cut.
+        let cut = profile.snapshots.last().is_none_or(|last| !last.whole);
+        if cut && !profile.events.is_empty() {
             profile.snapshots.push(profile.replayed());
         }
         profile
@@ -239,7 +241,7 @@ impl Profile {
         (self.period_bytes, self.page_bytes) = (process.period_bytes, process.page_bytes.into());
     }
 
-    /// What a log that was cut off before its first dump still says.
+    /// What a log that was cut off before or within its last dump still says.
     fn replayed(&self) -> Snapshot {
         let mut live: BTreeMap<u64, Block> = BTreeMap::new();
         let mut totals: HashMap<(u32, u32, u32), Totals> = HashMap::new();
