@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use thermalloc_tests::{Library, compile, must, output, root, text};
+use thermalloc_tests::{Library, compile, must, output, root, skipped, text};
 
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 const SIGABRT: i32 = 6;
@@ -114,13 +114,6 @@ fn profiled(program: &Path, heap: &str) -> Command {
     command.arg("prof").env("MALLOC_CONF", "prof:true,prof_prefix:heaps");
     command.env("HEAP_FILE", scratch(heap));
     command
-}
-
-/// Says that a test did not run, past the harness, which keeps what a passing test writes.
-fn skipped(why: &str) {
-    use std::io::Write;
-    let name = std::thread::current().name().unwrap_or("a test").to_owned();
-    let _ = writeln!(std::io::stderr(), "skipped: {name}: {why}");
 }
 
 #[test]

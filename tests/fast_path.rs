@@ -9,12 +9,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use thermalloc_tests::{Library, compile, must, output, root, text};
+use thermalloc_tests::{Library, compile, must, output, root, skipped, text};
 
 const RENEW: &str = "THERMALLOC_WRITE_GOLDEN";
 /// Another compiler's taste, in instructions of malloc or of free.
@@ -50,10 +49,6 @@ fn number(word: &str) -> i64 {
     word.parse().unwrap_or_else(|_| panic!("{word}: not a number"))
 }
 
-fn skipped(what: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");
-}
-
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| Library::build(Path::new(env!("CARGO_TARGET_TMPDIR"))))
@@ -71,14 +66,14 @@ fn step(way: &str, tunables: &str, counts: &mut Counts) -> bool {
     let run = output(command.env("GLIBC_TUNABLES", tunables).env("LD_BIND_NOW", "1"));
     let said = text(&run.stdout);
     if run.status.code() == Some(77) {
-        skipped(way, said.lines().last().unwrap_or("no reason given"));
+        skipped(said.lines().last().unwrap_or("no reason given"));
         return false;
     }
     assert!(run.status.success(), "{way}: {}\n{said}{}", run.status, text(&run.stderr));
     let mut lines = said.lines();
     match (way, lines.next()) {
         ("rseq", Some("rseq no")) => {
-            skipped(way, "this kernel or C library has no restartable sequences");
+            skipped("this kernel or C library has no restartable sequences");
             return false;
         }
         ("rseq", Some("rseq yes")) | ("cache", Some("rseq no")) => {}
@@ -133,7 +128,7 @@ fn is_as_long_as_the_golden_says() {
 #[test]
 fn callgrind_counts_the_same_on_the_thread_cache() {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        return skipped("callgrind", "no valgrind");
+        return skipped("no valgrind");
     }
     if std::env::var_os(RENEW).is_some() {
         return;

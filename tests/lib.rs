@@ -1,6 +1,7 @@
 //! What the tests share: the finished C library, a C compiler, processes with the library preloaded.
 //!
-//! Needs gcc, g++ and binutils. Nothing is skipped, what is missing fails; but for `fast_path`, which says so.
+//! Needs gcc, g++ (with binutils) and python3. A test that needs more says in a line that it is skipped where that is
+//! missing.
 
 pub mod model;
 
@@ -173,4 +174,11 @@ pub fn compile<S: AsRef<OsStr>>(source: &str, out: &Path, args: &[S]) {
             .arg("-o")
             .arg(out),
     );
+}
+
+/// Says that a test did not run, past the harness, which keeps what a passing test writes.
+pub fn skipped(why: &str) {
+    use std::io::Write;
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    let _ = writeln!(std::io::stderr(), "skipped: {name}: {why}");
 }

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use thermalloc_tests::{Library, must, text};
+use thermalloc_tests::{Library, must, skipped, text};
 
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
@@ -209,6 +209,9 @@ fn a_capacity_needs_something_that_sequences_use() {
 
 #[test]
 fn jeprof_reads_heap_v2() {
+    if Command::new("jeprof").arg("--version").output().is_err() {
+        return skipped("jeprof (of libjemalloc-dev) is not installed");
+    }
     let dump = convert("heap-v2");
     let out =
         must(Command::new("jeprof").args(["--text", "--show_bytes"]).args([&MADE.program, &dump]));
@@ -265,7 +268,9 @@ fn the_torch_snapshot_is_read_by_pickle_and_by_torchs_viewer() {
     let said = text(&must(Command::new("python3").args(["-c", check]).arg(&snapshot)).stdout);
     assert!(said.trim().parse::<u64>().unwrap() >= 200 * 65536 + (8 << 20), "{said}");
     let viewer = std::env::var_os("TORCH_MEMORY_VIZ").map(PathBuf::from);
-    let Some(viewer) = viewer.filter(|path| path.exists()) else { return };
+    let Some(viewer) = viewer.filter(|path| path.exists()) else {
+        return skipped("TORCH_MEMORY_VIZ does not name torch's _memory_viz.py");
+    };
     let told = text(&must(Command::new("python3").arg(&viewer).arg("trace").arg(&snapshot)).stdout);
     assert!(told.contains(" entries\n") && told.contains("[0:6.0MiB]"), "{told}");
     for mode in ["trace_plot", "segment_plot"] {
@@ -369,7 +374,9 @@ fn pprof_is_well_formed_and_says_the_same() {
 
 #[test]
 fn go_reads_the_pprof_where_it_is_installed() {
-    let Ok(go) = Command::new("go").arg("version").output() else { return };
+    let Ok(go) = Command::new("go").arg("version").output() else {
+        return skipped("go is not installed");
+    };
     assert!(go.status.success());
     let path = convert("pprof");
     let out = must(

@@ -11,6 +11,7 @@ use crate::control::options::{self, TEXT_BYTES};
 use crate::control::text::Line;
 use crate::extent::page_map::LG_PAGE;
 use crate::extent::trace::{self, Event, Kind};
+use crate::os::file::File;
 use crate::os::{Errno, linux};
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,7 +34,7 @@ pub(crate) fn start(report: impl FnOnce(&[u8])) {
     }
     let header =
         concat!("thermalloc-trace 1\n# recorded by thermalloc ", env!("CARGO_PKG_VERSION"), "\n");
-    if let Err(Errno(errno)) = File::open(true).and_then(|file| file.write(header.as_bytes())) {
+    if let Err(Errno(errno)) = open(true).and_then(|file| file.write(header.as_bytes())) {
         let mut line = Line::<128>::new();
         line.str("thermalloc: option trace_file: \"").excerpt(path.as_bytes(), 40);
         line.str("\" can't be written (errno ").signed(errno.into()).str("): nothing is recorded");
@@ -54,7 +55,7 @@ pub(crate) fn write_out() {
     if !trace::on() || trace::is_empty() || WRITING.swap(true, Ordering::Acquire) {
         return;
     }
-    if File::open(false).and_then(|file| append(&file)).is_err() {
+    if open(false).and_then(|file| append(&file)).is_err() {
         trace::stop();
     }
     WRITING.store(false, Ordering::Release);
@@ -93,40 +94,24 @@ fn add_line<const N: usize>(line: &mut Line<N>, event: Event) {
     line.str("\n");
 }
 
-/// The open file.
-struct File(i32);
-
-impl File {
-    fn open(anew: bool) -> Result<Self, Errno> {
-        let option = options::trace_file();
-        let mut path = Line::<PATH_BYTES>::new();
-        expand(option.as_bytes(), linux::getpid(), &mut path);
-        path.bytes(b"\0");
-        let path = CStr::from_bytes_with_nul(path.as_bytes()).map_err(|_| Errno(libc::EINVAL))?;
-        linux::open_append(path, anew).map(Self)
-    }
-
-    fn write(&self, mut bytes: &[u8]) -> Result<(), Errno> {
-        while !bytes.is_empty() {
-            match linux::write(self.0, bytes) {
-                Ok(0) => return Err(Errno(libc::ENOSPC)),
-                Ok(done) => bytes = &bytes[done..],
-                Err(Errno(libc::EINTR)) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
-    }
+fn open(anew: bool) -> Result<File, Errno> {
+    let mut line = Line::new();
+    let path = expanded(options::trace_file().as_bytes(), &mut line).ok_or(Errno(libc::EINVAL))?;
+    File::open(path, anew)
 }
 
-impl Drop for File {
-    fn drop(&mut self) {
-        linux::close(self.0);
+/// The path that an option gives, in `line`; `None` where it gives none.
+pub(crate) fn expanded<'a>(option: &[u8], line: &'a mut Line<PATH_BYTES>) -> Option<&'a CStr> {
+    if option.is_empty() {
+        return None;
     }
+    expand(option, linux::getpid(), line);
+    line.bytes(b"\0");
+    CStr::from_bytes_with_nul(line.as_bytes()).ok()
 }
 
 /// `path` with the process id for each `%p`.
-pub(crate) fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) {
+fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) {
     let mut rest = path;
     while let Some((first, after)) = rest.split_first() {
         if let Some(after) = rest.strip_prefix(b"%p") {
@@ -143,7 +128,7 @@ pub(crate) fn expand<const N: usize>(path: &[u8], pid: i32, line: &mut Line<N>) 
 mod tests {
     use super::*;
 
-    fn expanded(path: &str) -> std::string::String {
+    fn with_pid(path: &str) -> std::string::String {
         let mut line = Line::<PATH_BYTES>::new();
         expand(path.as_bytes(), i32::MAX, &mut line);
         std::string::String::from_utf8(line.as_bytes().to_vec()).unwrap()
@@ -151,10 +136,10 @@ mod tests {
 
     #[test]
     fn the_process_id_has_its_place_in_a_path() {
-        assert_eq!(expanded("/tmp/a"), "/tmp/a");
-        assert_eq!(expanded("/%p/t%%p.%"), "/2147483647/t%2147483647.%");
+        assert_eq!(with_pid("/tmp/a"), "/tmp/a");
+        assert_eq!(with_pid("/%p/t%%p.%"), "/2147483647/t%2147483647.%");
         let most = "%p".repeat(TEXT_BYTES / 2);
-        assert_eq!(expanded(&most).len(), TEXT_BYTES / 2 * 10, "and is not cut");
+        assert_eq!(with_pid(&most).len(), TEXT_BYTES / 2 * 10, "and is not cut");
     }
 
     #[test]

@@ -14,6 +14,12 @@ use std::sync::atomic::Ordering::Relaxed;
 const POLL_MS: u64 = 250;
 
 impl Inner {
+    /// The heaps whose free memory may go: not those of a capture that goes on.
+    fn trimmable_shards(&self) -> impl Iterator<Item = Arc<Shard>> {
+        let all = self.all_shards().into_iter();
+        all.filter(|shard| shard.pool == 0 || self.captures.is_over(shard.pool))
+    }
+
     /// Unmaps up to `bytes` of free chunks; they stay with the pool or go to the driver.
     pub(crate) fn unmap_chunks(
         &self,
@@ -22,12 +28,9 @@ impl Inner {
         rule: impl Fn(&Shard) -> Box<dyn Fn(u64, u64) -> bool>,
     ) -> u64 {
         let mut gone = 0;
-        for shard in self.all_shards() {
+        for shard in self.trimmable_shards() {
             if gone >= bytes {
                 break;
-            }
-            if shard.pool != 0 && !self.captures.is_over(shard.pool) {
-                continue;
             }
             let may_go = rule(&shard);
             let runs = shard.heap().claim_cold(bytes - gone, |stamp, used| {
@@ -64,12 +67,9 @@ impl Inner {
         rule: impl Fn(&Shard) -> Box<dyn Fn(u64, u64) -> bool>,
     ) -> u64 {
         let mut gone = 0;
-        for shard in self.all_shards() {
+        for shard in self.trimmable_shards() {
             if gone >= bytes {
                 break;
-            }
-            if shard.pool != 0 && !self.captures.is_over(shard.pool) {
-                continue;
             }
             let may_go = rule(&shard);
             let runs = {

@@ -4,6 +4,8 @@ use core::ffi::CStr;
 
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(not(loom))]
+pub(crate) mod file;
 pub(crate) mod fork;
 #[cfg(not(loom))]
 pub(crate) mod ids;

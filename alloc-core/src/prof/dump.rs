@@ -1,7 +1,7 @@
 //! Dumps: what the ledger holds, written to a file while the program runs on.
 use core::ffi::CStr;
 
-use super::file::{Desk, File, Introduced, Writer};
+use super::file::{Desk, Introduced, Writer};
 use super::{
     LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
     page, system,
@@ -13,12 +13,13 @@ use crate::control::text::Line;
 use crate::extent::State;
 use crate::extent::page_map::LG_PAGE;
 use crate::front::size_class::class_bytes;
+use crate::os::file::File;
 use crate::os::{Errno, linux, start};
 use crate::process::{self as the_process, HEAP};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use thermalloc_prof_format::{
     Extent, Lifetimes, Lost, Mapping, Opt, Process, Record, SnapshotBegin, SnapshotEnd, Stat, Text,
-    Totals, Words, extent_state,
+    Words, extent_state,
 };
 
 /// How often and how long the last dump waits for another, milliseconds.
@@ -351,20 +352,7 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
 fn totals(writer: &mut Writer<'_>) {
     for (f, total) in (1..TOTALS.end()).filter_map(|id| TOTALS.read(id)) {
         writer.introduce(f.site, f.tag, 0);
-        writer.push(&Record::Totals(Totals {
-            site: f.site,
-            tag: f.tag,
-            space: f.space,
-            flags: 0,
-            live_blocks: f.live_blocks,
-            live_bytes: f.live_bytes,
-            all_blocks: f.all_blocks,
-            all_bytes: f.all_bytes,
-            weighted_live_blocks: f.weighted_live_blocks,
-            weighted_live_bytes: f.weighted_live_bytes,
-            weighted_all_blocks: f.weighted_all_blocks,
-            weighted_all_bytes: f.weighted_all_bytes,
-        }));
+        writer.push(&Record::Totals(f.record()));
         if let Some(bins) = total.lifetimes() {
             #[allow(clippy::cast_possible_truncation, reason = "a constant")]
             writer.push(&Record::Lifetimes(Lifetimes {

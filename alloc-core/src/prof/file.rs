@@ -1,10 +1,10 @@
 //! Files of the profiler: records into chunks, chunks into a file, with memory that is mapped once.
-use core::ffi::CStr;
 use core::ptr::null_mut;
 
 use super::sites::MOST_FRAMES;
 use super::{SITES, TAGS, THREADS, map};
-use crate::os::{Errno, linux};
+use crate::os::Errno;
+use crate::os::file::File;
 use crate::sync::atomic::{
     AtomicBool, AtomicPtr,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -68,34 +68,6 @@ impl Desk {
 impl Drop for AtDesk<'_> {
     fn drop(&mut self) {
         self.desk.busy.store(false, Release);
-    }
-}
-
-/// An open file.
-#[derive(Debug)]
-pub(super) struct File(i32);
-
-impl File {
-    pub(super) fn open(path: &CStr, anew: bool) -> Result<Self, Errno> {
-        linux::open_append(path, anew).map(Self)
-    }
-
-    pub(super) fn write(&self, mut bytes: &[u8]) -> Result<(), Errno> {
-        while !bytes.is_empty() {
-            match linux::write(self.0, bytes) {
-                Ok(0) => return Err(Errno(libc::ENOSPC)),
-                Ok(done) => bytes = &bytes[done..],
-                Err(Errno(libc::EINTR)) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for File {
-    fn drop(&mut self) {
-        linux::close(self.0);
     }
 }
 

@@ -1,11 +1,12 @@
 //! jemalloc's text format, which jeprof reads. Readers of it multiply what a site has by what its average
 //! size and the period in the header make likely; since weights are known block by block here, the sums
 //! are written as they are, with the period 1 that changes nothing.
-use super::file::{File, Memory};
+use super::file::Memory;
 use super::live::Figures;
 use super::sites::MOST_FRAMES;
 use super::{SITES, TOTALS};
 use crate::control::text::Line;
+use crate::os::file::File;
 use crate::os::{Errno, linux};
 
 const LINE_BYTES: usize = 1024;

@@ -259,6 +259,27 @@ pub(crate) struct Figures {
     pub(crate) weighted_all_bytes: f64,
 }
 
+impl Figures {
+    /// As a record of a profile.
+    pub(super) fn record(&self) -> thermalloc_prof_format::Totals {
+        let f = self;
+        thermalloc_prof_format::Totals {
+            site: f.site,
+            tag: f.tag,
+            space: f.space,
+            flags: 0,
+            live_blocks: f.live_blocks,
+            live_bytes: f.live_bytes,
+            all_blocks: f.all_blocks,
+            all_bytes: f.all_bytes,
+            weighted_live_blocks: f.weighted_live_blocks,
+            weighted_live_bytes: f.weighted_live_bytes,
+            weighted_all_blocks: f.weighted_all_blocks,
+            weighted_all_bytes: f.weighted_all_bytes,
+        }
+    }
+}
+
 /// All sums, by site, tag and space.
 #[derive(Debug)]
 pub(crate) struct Totals {

@@ -5,17 +5,18 @@
 //! A fork's child goes on in a file of its own where the path has `%p` in it, and else records nothing.
 use core::ffi::CStr;
 
-use super::file::{Desk, File, Introduced, Writer};
+use super::file::{Desk, Introduced, Writer};
 use super::ring::{Ring, SLOTS, WORDS};
 use super::{DumpError, MISSED, SITES, dump, large_period, live, now_ns};
 use crate::control::options;
 use crate::control::text::Line;
-use crate::os::{Errno, linux};
+use crate::os::Errno;
+use crate::os::file::File;
 use crate::sync::atomic::{
     AtomicBool,
     Ordering::{Relaxed, Release},
 };
-use crate::trace_file::{PATH_BYTES, expand};
+use crate::trace_file::expanded;
 use thermalloc_prof_format::{Block, Free, Lost, Period, Record, Resize, Retag, Step};
 
 static ON: AtomicBool = AtomicBool::new(false);
@@ -45,20 +46,10 @@ pub(super) fn is_on() -> bool {
     ON.load(Relaxed)
 }
 
-fn path(line: &mut Line<PATH_BYTES>) -> Option<&CStr> {
-    let option = options::prof_events();
-    if option.as_bytes().is_empty() {
-        return None;
-    }
-    expand(option.as_bytes(), linux::getpid(), line);
-    line.bytes(b"\0");
-    CStr::from_bytes_with_nul(line.as_bytes()).ok()
-}
-
 /// Begins the log, where the option asks for it; `report` gets a line where the file can't be made.
 pub(super) fn start(report: impl FnOnce(&[u8])) {
     let mut line = Line::new();
-    let Some(path) = path(&mut line) else { return };
+    let Some(path) = expanded(options::prof_events().as_bytes(), &mut line) else { return };
     if let Err(Errno(errno)) = begin(path) {
         let mut line = Line::<128>::new();
         line.str("thermalloc: option prof_events: \"")
@@ -182,7 +173,10 @@ pub(super) fn finish() {
 fn append(write: impl FnOnce(&mut Writer<'_>)) -> Result<(), Errno> {
     let Some(desk) = DESK.take() else { return Err(Errno(libc::EBUSY)) };
     let mut line = Line::new();
-    let file = File::open(path(&mut line).ok_or(Errno(libc::ENOENT))?, false)?;
+    let file = File::open(
+        expanded(options::prof_events().as_bytes(), &mut line).ok_or(Errno(libc::ENOENT))?,
+        false,
+    )?;
     let memory = &mut *desk.memory;
     let mut writer = Writer::new(&file, memory);
     write(&mut writer);

@@ -4,7 +4,6 @@
 //!
 //! Invariant: `PAGE` is null or the mapping of this process's own file; a fork's child has none until it
 //! has made its own.
-use core::ffi::CStr;
 use core::ptr::null_mut;
 
 use super::sites::MOST_FRAMES;
@@ -17,13 +16,13 @@ use crate::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
-use crate::trace_file::{PATH_BYTES, expand};
+use crate::trace_file::expanded;
 use thermalloc_prof_format::page::{
     BUFFER_BYTES, MAGIC, PAGE_BYTES, WORD_MAGIC, WORD_PID, WORD_PUBLISHED, WORD_REQUESTED,
     WORD_SERVED, WORD_TIME_NS, buffer_at,
 };
 use thermalloc_prof_format::{
-    ChunkWriter, Record, Site, SnapshotBegin, SnapshotEnd, Stat, Tag, Text, Totals, Words,
+    ChunkWriter, Record, Site, SnapshotBegin, SnapshotEnd, Stat, Tag, Text, Words,
 };
 
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -47,20 +46,10 @@ pub(super) fn is_on() -> bool {
     !PAGE.load(Relaxed).is_null()
 }
 
-fn path(line: &mut Line<PATH_BYTES>) -> Option<&CStr> {
-    let option = options::stats_page();
-    if option.as_bytes().is_empty() {
-        return None;
-    }
-    expand(option.as_bytes(), linux::getpid(), line);
-    line.bytes(b"\0");
-    CStr::from_bytes_with_nul(line.as_bytes()).ok()
-}
-
 /// Makes the page, where the option asks for one; `report` gets a line where it can't be made.
 pub(super) fn start(report: impl FnOnce(&[u8])) {
     let mut line = Line::new();
-    let Some(path) = path(&mut line) else { return };
+    let Some(path) = expanded(options::stats_page().as_bytes(), &mut line) else { return };
     match linux::map_file(path, PAGE_BYTES) {
         Ok(page) => {
             word(page, WORD_PID).store(u64::from(linux::getpid().cast_unsigned()), Relaxed);
@@ -91,7 +80,7 @@ pub(super) fn forget() {
 pub(super) fn finish() {
     let mut line = Line::new();
     if is_on()
-        && let Some(path) = path(&mut line)
+        && let Some(path) = expanded(options::stats_page().as_bytes(), &mut line)
     {
         PAGE.store(null_mut(), Relaxed);
         linux::unlink(path);
@@ -212,20 +201,7 @@ fn total(chunk: &mut ChunkWriter<'_>, id: u32, frames: &mut [u64; MOST_FRAMES]) 
         }
         tag = push_tag(chunk, tag);
     }
-    chunk.push(&Record::Totals(Totals {
-        site: f.site,
-        tag: f.tag,
-        space: f.space,
-        flags: 0,
-        live_blocks: f.live_blocks,
-        live_bytes: f.live_bytes,
-        all_blocks: f.all_blocks,
-        all_bytes: f.all_bytes,
-        weighted_live_blocks: f.weighted_live_blocks,
-        weighted_live_bytes: f.weighted_live_bytes,
-        weighted_all_blocks: f.weighted_all_blocks,
-        weighted_all_bytes: f.weighted_all_bytes,
-    }));
+    chunk.push(&Record::Totals(f.record()));
 }
 
 /// Its parent.
