@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 
 use libc::{EINVAL, ENOMEM, c_int, c_void};
 use thermalloc_core::api;
-use thermalloc_core::embed::{self, ZeroRealloc};
+use thermalloc_core::embed::{self, ZeroRealloc, fast_alloc};
 
 use crate::hooks::{fatal, page_size, set_errno};
 
@@ -109,20 +109,14 @@ fn allocate_aligned(out: &mut *mut c_void, align: usize, size: usize) -> c_int {
     0
 }
 
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn malloc(size: usize) -> *mut c_void {
-    if !api::is_tiny(size) {
-        return malloc_medium(size);
-    }
-    let p = api::alloc_tiny(size);
-    if p.is_null() { malloc_slow(size) } else { p.cast() }
+fast_alloc! {
+    #[unsafe(no_mangle)]
+    pub(crate) fn malloc(malloc_large, malloc_slow) -> *mut c_void
 }
 
-// Not inlined: the tiny sizes' path is then one straight line.
 #[inline(never)]
-extern "C" fn malloc_medium(size: usize) -> *mut c_void {
-    let p = api::alloc_medium(size);
-    if p.is_null() { malloc_slow(size) } else { p.cast() }
+extern "C" fn malloc_large(size: usize) -> *mut c_void {
+    or_enomem(api::alloc(size))
 }
 
 #[cold]

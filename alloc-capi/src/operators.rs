@@ -5,6 +5,7 @@
 //! exception and operator new's caller, and a frame-pointer walk from below meets that caller.
 
 use thermalloc_core::api;
+use thermalloc_core::embed::fast_alloc;
 
 use crate::malloc::{MALLOC_ALIGN, release_sized};
 use crate::new_failed::{aligned, new_failed, new_failed_nothrow};
@@ -23,23 +24,18 @@ extern "C" fn new_slow(size: usize) -> *mut u8 {
     p
 }
 
-// Not inlined: the tiny sizes' path is then one straight line.
 #[inline(never)]
-extern "C" fn new_medium(size: usize) -> *mut u8 {
-    let p = api::alloc_medium(size);
-    if p.is_null() { new_slow(size) } else { p }
+extern "C" fn new_large(size: usize) -> *mut u8 {
+    let p = api::alloc(size);
+    if p.is_null() { new_failed(size, MALLOC_ALIGN) } else { p }
 }
 
 macro_rules! operators_new {
     ($new:ident $new_symbol:literal, $nothrow:ident $nothrow_symbol:literal,
      $aligned:ident $aligned_symbol:literal, $aligned_nothrow:ident $aligned_nothrow_symbol:literal) => {
-        #[unsafe(export_name = $new_symbol)]
-        extern "C" fn $new(size: usize) -> *mut u8 {
-            if !api::is_tiny(size) {
-                return new_medium(size);
-            }
-            let p = api::alloc_tiny(size);
-            if p.is_null() { new_slow(size) } else { p }
+        fast_alloc! {
+            #[unsafe(export_name = $new_symbol)]
+            fn $new(new_large, new_slow) -> *mut u8
         }
 
         #[unsafe(export_name = $nothrow_symbol)]

@@ -24,32 +24,27 @@ pub(crate) const MOST_BYTES: usize = isize::MAX as usize;
 #[inline(always)]
 #[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
-    let p = if is_tiny(size) { alloc_tiny(size) } else { alloc_medium(size) };
+    let p = if size <= TINY_MAX {
+        front::alloc(tiny_class(size), size)
+    } else if size <= CACHED_MAX {
+        front::alloc(medium_class(size), size)
+    } else {
+        null_mut()
+    };
     if p.is_null() { alloc_slow(size) } else { p }
 }
 
-/// Whether a block of `size` bytes comes from [`alloc_tiny`].
+/// The fast path of [`alloc`]: null where it had nothing, and for sizes above `embed::fast::SLAB_MAX`. Null:
+/// go on to [`alloc_slow`].
 #[doc(hidden)]
 #[inline(always)]
 #[must_use]
-pub fn is_tiny(size: usize) -> bool {
-    size <= TINY_MAX
-}
-
-/// The fast path of [`alloc`] for tiny sizes. Null: go on to [`alloc_slow`].
-#[doc(hidden)]
-#[inline(always)]
-#[must_use]
-pub fn alloc_tiny(size: usize) -> *mut u8 {
-    front::alloc(tiny_class(size), size)
-}
-
-/// The fast path of [`alloc`] for all other sizes. Null: go on to [`alloc_slow`].
-#[doc(hidden)]
-#[inline(always)]
-#[must_use]
-pub fn alloc_medium(size: usize) -> *mut u8 {
-    if size <= CACHED_MAX { front::alloc(medium_class(size), size) } else { null_mut() }
+pub fn alloc_small(size: usize) -> *mut u8 {
+    if size <= TINY_MAX {
+        front::alloc(tiny_class(size), size)
+    } else {
+        front::alloc(medium_class(size), size)
+    }
 }
 
 /// The rest of [`alloc`], where the fast path gave null.
@@ -160,10 +155,8 @@ pub(crate) fn note_freed(p: *mut u8) {
 /// ends the process where that can be seen.
 #[inline(always)]
 pub unsafe fn free(p: *mut u8) {
-    let window = &HEAP.pages.space.window;
-    let Some(page) = window.page_in(p.addr()) else { return free_uncached(p) };
-    // SAFETY: the code is that of the block's page, and the caller gave the block up.
-    if !unsafe { front::free(window.codes(), page, p) } {
+    // SAFETY: the caller gave the block up.
+    if !unsafe { front::free(p) } {
         free_uncached(p);
     }
 }

@@ -4,6 +4,8 @@ use crate::control::conf;
 use crate::{fatal, front, os};
 
 pub use crate::control::jemalloc::ZeroRealloc;
+pub use crate::fast_alloc;
+pub use crate::front::fast;
 
 /// What `realloc` of a block to 0 bytes is to do, now that a program has called it so.
 #[must_use]

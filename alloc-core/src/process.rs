@@ -6,6 +6,7 @@ use crate::control::{conf, options};
 use crate::explicit;
 use crate::extent::page_map::LG_PAGE;
 use crate::front;
+use crate::front::hot::hot;
 use crate::front::size_class::class_bytes;
 use crate::heat::decay::Times;
 use crate::os::linux::Linux;
@@ -74,6 +75,7 @@ fn initialise() -> bool {
     if HEAP.init(place, arenas).is_err() {
         return false;
     }
+    HEAP.pages.space.window.set_mirror(&hot().reach);
     trace_file::start(|line| {
         let _ = linux::write(2, line);
     });

@@ -10,7 +10,7 @@
 //! every page of a slab.
 use crate::extent::base::Table;
 use crate::os::{Errno, Os};
-use crate::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 /// log2 of the unit page.
 pub(crate) const LG_PAGE: usize = 12;
@@ -40,6 +40,17 @@ pub(crate) struct Spot {
     pub(crate) side_bytes: usize,
 }
 
+/// What a free has to know of a window.
+#[repr(C)]
+pub(crate) struct Reach {
+    /// Address of page 0.
+    pub(crate) base: AtomicUsize,
+    /// Bytes from there on that are grown.
+    pub(crate) limit_bytes: AtomicUsize,
+    /// The class map.
+    pub(crate) codes: AtomicPtr<AtomicU8>,
+}
+
 /// The window and its two maps.
 pub(crate) struct Window {
     base: AtomicUsize,
@@ -49,6 +60,7 @@ pub(crate) struct Window {
     max_bytes: AtomicUsize,
     side: AtomicUsize,
     side_bytes: AtomicUsize,
+    mirror: AtomicPtr<Reach>,
 }
 
 impl Window {
@@ -61,7 +73,16 @@ impl Window {
             max_bytes: AtomicUsize::new(0),
             side: AtomicUsize::new(0),
             side_bytes: AtomicUsize::new(0),
+            mirror: AtomicPtr::new(core::ptr::null_mut()),
         }
+    }
+
+    /// Keeps `mirror` at what the window is, from now on. For who owns the window alone.
+    pub(crate) fn set_mirror(&self, mirror: &'static Reach) {
+        mirror.base.store(self.base.load(Ordering::Relaxed), Ordering::Relaxed);
+        mirror.codes.store(self.class_map.at(0), Ordering::Relaxed);
+        mirror.limit_bytes.store(self.limit_bytes.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.mirror.store(core::ptr::from_ref(mirror).cast_mut(), Ordering::Relaxed);
     }
 
     /// Chooses the window's place, which `random` moves about, and maps the start of its maps.
@@ -152,21 +173,8 @@ impl Window {
     #[inline(always)]
     pub(crate) fn code_of(&self, address: usize) -> u8 {
         // SAFETY: the class map is mapped for every page below the limit.
-        let code = |page| unsafe { &*self.class_map.at(page) }.load(Ordering::Relaxed);
-        self.page_in(address).map_or(0, code)
-    }
-
-    /// The page of `address`, as an index of [`Self::codes`]; `None` outside the window.
-    #[inline(always)]
-    pub(crate) fn page_in(&self, address: usize) -> Option<usize> {
-        let offset = address.wrapping_sub(self.base.load(Ordering::Relaxed));
-        (offset < self.limit_bytes.load(Ordering::Relaxed)).then_some(offset >> LG_PAGE)
-    }
-
-    /// The class map: a code for each page of the window.
-    #[inline(always)]
-    pub(crate) fn codes(&self) -> *const AtomicU8 {
-        self.class_map.at(0)
+        let code = |page| unsafe { &*self.class_map.at(page as usize) }.load(Ordering::Relaxed);
+        self.page_of(address).map_or(0, code)
     }
 
     /// Whether `address` lies in the tables, which lie before the pages.
@@ -222,5 +230,9 @@ impl Window {
     /// Says that the window's first `bytes`, which the maps cover, are grown.
     pub(crate) fn set_limit(&self, bytes: usize) {
         self.limit_bytes.store(bytes, Ordering::Release);
+        // SAFETY: null, or a static.
+        if let Some(mirror) = unsafe { self.mirror.load(Ordering::Relaxed).as_ref() } {
+            mirror.limit_bytes.store(bytes, Ordering::Release);
+        }
     }
 }

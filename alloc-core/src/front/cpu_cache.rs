@@ -23,7 +23,8 @@ const EXTENT_SHARE: usize = 4;
 const _: () = assert!(size_of::<Region>() == EMPTY_BYTES);
 
 /// The table before there is one: for the indices -2 and -1 of threads without a CPU cache.
-static NO_TABLE: [Entry; BEFORE] = [const { AtomicPtr::new(State::Absent.entry()) }; BEFORE];
+pub(super) static NO_TABLE: [Entry; BEFORE] =
+    [const { AtomicPtr::new(State::Absent.entry()) }; BEFORE];
 
 /// One CPU, besides its region.
 #[repr(C, align(64))]

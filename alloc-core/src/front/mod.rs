@@ -8,6 +8,7 @@
 pub(crate) mod apart;
 mod cpu_cache;
 mod entry;
+pub(crate) mod hot;
 mod room;
 mod rseq;
 pub(crate) mod size_class;
@@ -15,11 +16,14 @@ pub(crate) mod tcaches;
 mod thread_cache;
 mod tls;
 
+pub use self::rseq::fast;
+
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU8, AtomicU32, compiler_fence};
+use core::sync::atomic::{AtomicU32, compiler_fence};
 
 use self::cpu_cache::CpuCaches;
+use self::hot::hot;
 use self::room::Backend;
 use self::size_class::{CLASSES, SizeClass};
 use self::thread_cache::{ThreadCache, ThreadCaches};
@@ -79,7 +83,7 @@ pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
         return null_mut();
     }
     // SAFETY: the table has an entry for every CPU.
-    unsafe { rseq::pop(CPU_CACHES.table(), class) }
+    unsafe { rseq::pop(hot().table(), class) }
 }
 
 /// Allocates a block of `class`, for a request of `size` bytes, where [`alloc`] gave none, but counted
@@ -114,19 +118,19 @@ fn alloc_at_event(class: SizeClass, size: usize) -> *mut u8 {
         }
     }
     // SAFETY: the table has an entry for every CPU.
-    unsafe { rseq::pop(CPU_CACHES.table(), usize::from(class)) }
+    unsafe { rseq::pop(hot().table(), usize::from(class)) }
 }
 
-/// Frees a block whose class-map code is byte `page` of `codes`. False, and nothing done: the caller goes on
-/// to [`free_slow`], from a cold function of its own, so that this one stays short.
+/// Frees a block. False, and nothing done: the caller goes on to [`free_slow`], from a cold function of
+/// its own, so that this one stays short.
 ///
 /// # Safety
-/// The block is live, its pages have this code, and the caller gives it away.
+/// `block` is null or what was allocated, if it is in the window at all, and the caller gives it away.
 #[inline(always)]
 #[must_use]
-pub(crate) unsafe fn free(codes: *const AtomicU8, page: usize, block: *mut u8) -> bool {
+pub(crate) unsafe fn free(block: *mut u8) -> bool {
     // SAFETY: the table has an entry for every CPU; the caller owns the block.
-    unsafe { rseq::push(CPU_CACHES.table(), codes, page, block) }
+    unsafe { rseq::push_block(block) }
 }
 
 /// Counts `bytes` that are allocated past the caches, by this thread. True: the block is one that the
@@ -218,6 +222,7 @@ fn set_up(tls: &Tls) -> bool {
     if !process::ready() || !CPU_CACHES.init(&Layers, process::many_nodes()) {
         return false;
     }
+    hot().table.store(CPU_CACHES.table().cast_mut(), Release);
     CPU_CACHES.set_budget(options::cpu_cache_bytes());
     tls.arena.set(NEXT_ARENA.fetch_add(1, Relaxed));
     let attached = options::rseq() && CPU_CACHES.attach_thread();

@@ -12,8 +12,10 @@ use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
 
+use super::hot::{self, Hot};
 use super::size_class::SizeClass;
 use super::tls::{self, RseqArea, Tls};
+use crate::extent::page_map::{LG_PAGE, Reach};
 use crate::os::{linux, start};
 
 /// A CPU's array caches: a [`Header`] for each class code, then the slots. The layout of the slots
@@ -68,7 +70,9 @@ pub(crate) type Entry = AtomicPtr<Region>;
 pub(crate) const BEFORE: usize = 2;
 
 /// The counter of aborts: hidden, so that a section can reach it from any kind of library.
-macro_rules! aborts_symbol {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __aborts_symbol {
     () => {
         concat!(
             "thermalloc_rseq_aborts_",
@@ -80,6 +84,7 @@ macro_rules! aborts_symbol {
         )
     };
 }
+use crate::__aborts_symbol as aborts_symbol;
 
 core::arch::global_asm!(
     ".pushsection .bss.thermalloc,\"aw\",@nobits",
@@ -118,11 +123,13 @@ pub(crate) fn aborts() -> u64 {
     n
 }
 
-/// What every section starts with. Label 2 is where it restarts, 3 the descriptor, 4 to 5 the
-/// section itself, 7 the abort stub behind its signature.
+/// What every section starts with, in terms of its registers. Label 2 is where it restarts, 3 the
+/// descriptor, 4 to 5 the section itself, 7 the abort stub behind its signature.
 #[cfg(target_arch = "x86_64")]
-macro_rules! prologue {
-    () => {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __prologue {
+    ($a:literal, $t:literal, $tls:literal, $table:literal) => {
         concat!(
             ".pushsection .data.rel.ro.thermalloc,\"aw\",@progbits\n",
             ".balign 32\n",
@@ -135,19 +142,54 @@ macro_rules! prologue {
             ".long 0x53053053\n",
             "7:\n",
             "lock inc qword ptr [rip + ",
-            aborts_symbol!(),
+            $crate::__aborts_symbol!(),
             "]\n",
             "jmp 2f\n",
             ".popsection\n",
             "2:\n",
-            "mov {a}, qword ptr fs:[{tls} + {AREA}]\n",
-            "lea {t}, [rip + 3b]\n",
-            "mov qword ptr fs:[{tls} + {a} + {CS}], {t}\n",
+            "mov ",
+            $a,
+            ", qword ptr fs:[",
+            $tls,
+            " + {AREA}]\n",
+            "lea ",
+            $t,
+            ", [rip + 3b]\n",
+            "mov qword ptr fs:[",
+            $tls,
+            " + ",
+            $a,
+            " + {CS}], ",
+            $t,
+            "\n",
             "4:\n",
-            "mov {t}, qword ptr fs:[{tls} + {INDEX}]\n",
-            "movsxd {t}, dword ptr fs:[{tls} + {t} + {NO_CPU}]\n",
-            "mov {t}, qword ptr [{table} + {t}*8 + 16]\n",
+            "mov ",
+            $t,
+            ", qword ptr fs:[",
+            $tls,
+            " + {INDEX}]\n",
+            "movsxd ",
+            $t,
+            ", dword ptr fs:[",
+            $tls,
+            " + ",
+            $t,
+            " + {NO_CPU}]\n",
+            "mov ",
+            $t,
+            ", qword ptr [",
+            $table,
+            " + ",
+            $t,
+            "*8 + 16]\n",
         )
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! prologue {
+    () => {
+        $crate::__prologue!("{a}", "{t}", "{tls}", "{table}")
     };
 }
 
@@ -201,10 +243,10 @@ macro_rules! section {
             $($line,)*
             tls = in(reg) base(),
             table = in(reg) $table,
-            AREA = const offset_of!(Tls, rseq_area),
-            INDEX = const offset_of!(Tls, cpu_index),
-            CS = const offset_of!(Tls, own) + RseqArea::RSEQ_CS as usize,
-            NO_CPU = const Tls::NO_CPU,
+            AREA = const fast::AREA,
+            INDEX = const fast::INDEX,
+            CS = const fast::CS,
+            NO_CPU = const fast::NO_CPU,
             $($operand)*
             options(nostack)
         )
@@ -239,8 +281,7 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
                 "mov {a}, qword ptr [{t} + {n}*8 - 8]",
                 "test {a}, {a}",
                 "jz 5f",
-                "dec {n:e}",
-                "mov word ptr [{t} + {class}*4], {n:x}",
+                "dec word ptr [{t} + {class}*4]",
                 "5:",
             ],
             table,
@@ -276,6 +317,165 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
     block
 }
 
+/// Defines a function of the C ABI that allocates a block of as many bytes as its argument says: the
+/// event counter, the class of a size of slabs and [`pop`], and nothing else. Others do what it can't:
+/// `large`, larger sizes, which are not counted yet, and `slow`, all that [`pop`] gave null for.
+/// They take the same argument, and it goes to them by a jump.
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! fast_alloc {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($large:path, $slow:path) -> $block:ty) => {
+        $(#[$meta])*
+        #[unsafe(naked)]
+        $vis extern "C" fn $name(size: usize) -> $block {
+            core::arch::naked_asm!(
+                // Unwinders that interrupt it find its caller.
+                ".cfi_startproc",
+                "cmp rdi, {TINY_MAX}",
+                "ja 22f",
+                concat!("lea rax, [rip + ", $crate::__hot!(), " + {TINY}]"),
+                "movzx ecx, byte ptr [rax + rdi]",
+                "21:",
+                concat!("mov rdx, qword ptr [rip + ", $crate::__tls!(), "@GOTTPOFF]"),
+                "sub qword ptr fs:[rdx], rdi",
+                "js {slow}",
+                concat!("mov rsi, qword ptr [rip + ", $crate::__hot!(), " + {TABLE}]"),
+                $crate::__prologue!("rax", "r8", "rdx", "rsi"),
+                "movzx r9d, word ptr [r8 + rcx*4]",
+                "mov rax, qword ptr [r8 + r9*8 - 8]",
+                "test rax, rax",
+                "jz {slow}",
+                "dec word ptr [r8 + rcx*4]",
+                "5:",
+                "ret",
+                "22:",
+                "lea rcx, [rdi + 127]",
+                "shr rcx, 7",
+                "cmp rcx, {SLAB_MAX} / 128",
+                "ja {large}",
+                concat!("lea rax, [rip + ", $crate::__hot!(), " + {MEDIUM}]"),
+                "movzx ecx, byte ptr [rax + rcx]",
+                "jmp 21b",
+                ".cfi_endproc",
+                large = sym $large,
+                slow = sym $slow,
+                TINY_MAX = const $crate::embed::fast::TINY_MAX,
+                TINY = const $crate::embed::fast::TINY,
+                SLAB_MAX = const $crate::embed::fast::SLAB_MAX,
+                MEDIUM = const $crate::embed::fast::MEDIUM,
+                TABLE = const $crate::embed::fast::TABLE,
+                AREA = const $crate::embed::fast::AREA,
+                INDEX = const $crate::embed::fast::INDEX,
+                CS = const $crate::embed::fast::CS,
+                NO_CPU = const $crate::embed::fast::NO_CPU,
+            )
+        }
+    };
+}
+
+/// As above, by the compiler.
+#[cfg(target_arch = "aarch64")]
+#[doc(hidden)]
+#[macro_export]
+macro_rules! fast_alloc {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($large:path, $slow:path) -> $block:ty) => {
+        $(#[$meta])*
+        $vis extern "C" fn $name(size: usize) -> $block {
+            if size > $crate::embed::fast::SLAB_MAX {
+                return $large(size);
+            }
+            let p = $crate::api::alloc_small(size);
+            if p.is_null() { $slow(size) } else { p.cast() }
+        }
+    };
+}
+
+/// Where the words are that a section reads: in the hot block, in the thread's block.
+pub mod fast {
+    use core::mem::offset_of;
+
+    use super::super::hot::Hot;
+    use super::super::tls::Tls;
+    use super::RseqArea;
+
+    pub use super::super::size_class::{SLAB_MAX, TINY_MAX};
+    /// Hot: the class of each size up to [`TINY_MAX`].
+    pub const TINY: usize = offset_of!(Hot, tiny);
+    /// Hot: the class of each size from there to [`SLAB_MAX`], by steps of 128 bytes.
+    pub const MEDIUM: usize = offset_of!(Hot, medium);
+    /// Hot: the table of regions.
+    pub const TABLE: usize = offset_of!(Hot, table);
+    /// Thread: the distance from its own rseq area to the one in use.
+    pub const AREA: usize = offset_of!(Tls, rseq_area);
+    /// Thread: the distance from [`NO_CPU`] to its CPU index.
+    pub const INDEX: usize = offset_of!(Tls, cpu_index);
+    /// Thread: the descriptor of its own rseq area.
+    pub const CS: usize = offset_of!(Tls, own) + RseqArea::RSEQ_CS.unsigned_abs();
+    /// Thread: a CPU index that has no region.
+    pub const NO_CPU: usize = Tls::NO_CPU;
+}
+
+/// Pushes a block on the current CPU's region, under the class-map code of its page; false where that
+/// has no room for it, as for every code that is no class, or where the address is not in the
+/// window. What [`push`] does, with all that comes before it.
+///
+/// # Safety
+/// As [`pop`], for the process's table; `block` belongs to the caller, if it is a block.
+#[inline(always)]
+pub(crate) unsafe fn push_block(block: *mut u8) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as `push`; below the limit every page has a code.
+    unsafe {
+        asm!(
+            "mov {page}, {block}",
+            concat!("sub {page}, qword ptr [rip + ", hot::symbol!(), " + {BASE}]"),
+            concat!("cmp {page}, qword ptr [rip + ", hot::symbol!(), " + {LIMIT}]"),
+            "jae {not_here}",
+            "shr {page}, {LG_PAGE}",
+            concat!("mov {codes}, qword ptr [rip + ", hot::symbol!(), " + {CODES}]"),
+            concat!("mov {table}, qword ptr [rip + ", hot::symbol!(), " + {TABLE}]"),
+            prologue!(),
+            "movzx {class:e}, byte ptr [{codes} + {page}]",
+            "movzx {a:e}, word ptr [{t} + {class}*4]",
+            "cmp {a:x}, word ptr [{t} + {class}*4 + 2]",
+            "jae {full}",
+            "mov qword ptr [{t} + {a}*8], {block}",
+            "inc word ptr [{t} + {class}*4]",
+            "5:",
+            tls = in(reg) base(),
+            block = in(reg) block,
+            page = out(reg) _,
+            codes = out(reg) _,
+            table = out(reg) _,
+            class = out(reg) _,
+            a = out(reg) _,
+            t = out(reg) _,
+            not_here = label { return false },
+            full = label { return false },
+            AREA = const fast::AREA,
+            INDEX = const fast::INDEX,
+            CS = const fast::CS,
+            NO_CPU = const fast::NO_CPU,
+            BASE = const offset_of!(Hot, reach) + offset_of!(Reach, base),
+            LIMIT = const offset_of!(Hot, reach) + offset_of!(Reach, limit_bytes),
+            CODES = const offset_of!(Hot, reach) + offset_of!(Reach, codes),
+            TABLE = const fast::TABLE,
+            LG_PAGE = const LG_PAGE,
+            options(nostack)
+        );
+        true
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let Hot { reach: Reach { base, limit_bytes, codes }, .. } = hot::hot();
+        let offset = block.addr().wrapping_sub(base.load(Relaxed));
+        // SAFETY: as the caller promises; below the limit every page has a code.
+        offset < limit_bytes.load(Relaxed)
+            && unsafe { push(hot::hot().table(), codes.load(Relaxed), offset >> LG_PAGE, block) }
+    }
+}
+
 /// Pushes a block whose class-map code is byte `page` of `codes` on the current CPU's region; false
 /// where that has no room for it, as for every code that is no class.
 ///
@@ -298,8 +498,7 @@ pub(crate) unsafe fn push(
                 "cmp {a:x}, word ptr [{t} + {class}*4 + 2]",
                 "jae {full}",
                 "mov qword ptr [{t} + {a}*8], {block}",
-                "inc {a:e}",
-                "mov word ptr [{t} + {class}*4], {a:x}",
+                "inc word ptr [{t} + {class}*4]",
                 "5:",
             ],
             table,

@@ -15,7 +15,7 @@ pub(crate) const HUGE_BYTES: usize = 2 << 20;
 /// The class of [`HUGE_BYTES`].
 pub(crate) const HUGE_CLASS: SizeClass = 113;
 /// Largest size that lives in a slab: 32 KiB.
-pub(crate) const SLAB_MAX: usize = 32 << 10;
+pub const SLAB_MAX: usize = 32 << 10;
 /// The class of [`SLAB_MAX`]; classes above it are extents of their own.
 pub(crate) const SLAB_CLASSES: usize = 72;
 /// Class-map code of the first page of a live block above [`CACHED_MAX`].
@@ -25,7 +25,7 @@ pub(crate) const LARGE: u8 = 200;
 pub(crate) const RECORDED: u8 = 201;
 
 /// Sizes up to this have their class in a table.
-pub(crate) const TINY_MAX: usize = 1024;
+pub const TINY_MAX: usize = 1024;
 
 /// Classes of sizes up to [`TINY_MAX`], by 16-byte step.
 static TINY: [SizeClass; TINY_MAX / 16 + 1] = {

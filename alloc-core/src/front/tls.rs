@@ -11,7 +11,9 @@ use core::mem::{align_of, offset_of, size_of};
 use super::thread_cache::ThreadCache;
 
 /// The name of the block: hidden, and of this version, so that two versions of the crate can be in one program.
-macro_rules! symbol {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __tls {
     () => {
         concat!(
             "thermalloc_tls_",
@@ -23,6 +25,7 @@ macro_rules! symbol {
         )
     };
 }
+use crate::__tls as symbol;
 
 core::arch::global_asm!(
     ".pushsection .tdata.thermalloc,\"awT\",@progbits",
