@@ -121,8 +121,15 @@ extern "C" fn malloc_large(size: usize) -> *mut c_void {
 
 #[cold]
 #[inline(never)]
-extern "C" fn malloc_slow(size: usize) -> *mut c_void {
-    or_enomem(api::alloc_slow(size))
+extern "C" fn malloc_slow(size: usize, class: usize) -> *mut c_void {
+    let p = api::alloc_own(class);
+    if p.is_null() { malloc_shared(size) } else { p.cast() }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn malloc_shared(size: usize) -> *mut c_void {
+    or_enomem(api::alloc_shared(size))
 }
 
 #[unsafe(no_mangle)]

@@ -16,12 +16,16 @@ type NoThrow = *const u8;
 /// What the fast path did not do. A function of its own, so that the operators are leaves.
 #[cold]
 #[inline(never)]
-extern "C" fn new_slow(size: usize) -> *mut u8 {
-    let p = api::alloc_slow(size);
-    if p.is_null() {
-        return new_failed(size, MALLOC_ALIGN);
-    }
-    p
+extern "C" fn new_slow(size: usize, class: usize) -> *mut u8 {
+    let p = api::alloc_own(class);
+    if p.is_null() { new_shared(size) } else { p }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn new_shared(size: usize) -> *mut u8 {
+    let p = api::alloc_shared(size);
+    if p.is_null() { new_failed(size, MALLOC_ALIGN) } else { p }
 }
 
 #[inline(never)]

@@ -34,32 +34,51 @@ pub fn alloc(size: usize) -> *mut u8 {
     if p.is_null() { alloc_slow(size) } else { p }
 }
 
-/// The fast path of [`alloc`]: null where it had nothing, and for sizes above `embed::fast::SLAB_MAX`. Null:
-/// go on to [`alloc_slow`].
+/// The class of a block of `size` bytes that has one.
 #[doc(hidden)]
 #[inline(always)]
 #[must_use]
-pub fn alloc_small(size: usize) -> *mut u8 {
-    if size <= TINY_MAX {
-        front::alloc(tiny_class(size), size)
-    } else {
-        front::alloc(medium_class(size), size)
-    }
+pub fn small_class(size: usize) -> usize {
+    usize::from(class_of(size))
+}
+
+/// The fast path of [`alloc`] for a size of a class that is known. Null: go on to [`alloc_own`].
+#[doc(hidden)]
+#[inline(always)]
+#[must_use]
+pub fn alloc_of_class(class: usize, size: usize) -> *mut u8 {
+    front::alloc(class, size)
 }
 
 /// The rest of [`alloc`], where the fast path gave null.
+#[cold]
+#[inline(never)]
+fn alloc_slow(size: usize) -> *mut u8 {
+    let p = if size <= CACHED_MAX { alloc_own(small_class(size)) } else { null_mut() };
+    if p.is_null() { alloc_shared(size) } else { p }
+}
+
+/// A block from the thread's own cache, where it has one; null: go on to [`alloc_shared`].
+#[doc(hidden)]
+#[inline(always)]
+#[must_use]
+pub fn alloc_own(class: usize) -> *mut u8 {
+    front::alloc_own(class)
+}
+
+/// The rest of [`alloc`], past the thread's own cache.
 #[doc(hidden)]
 #[cold]
 #[inline(never)]
 #[must_use]
-pub fn alloc_slow(size: usize) -> *mut u8 {
+pub fn alloc_shared(size: usize) -> *mut u8 {
     if size == HUGE_BYTES {
         return cached(HUGE_CLASS, size);
     }
     if size > CACHED_MAX {
         return alloc_large(size, 1, false);
     }
-    front::alloc_slow(class_of(size), size)
+    cached_shared(class_of(size), size)
 }
 
 /// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
@@ -102,6 +121,13 @@ fn cached(class: SizeClass, size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn cached_slow(class: SizeClass, size: usize) -> *mut u8 {
+    let p = front::alloc_own(usize::from(class));
+    if p.is_null() { cached_shared(class, size) } else { p }
+}
+
+#[cold]
+#[inline(never)]
+fn cached_shared(class: SizeClass, size: usize) -> *mut u8 {
     front::alloc_slow(class, size)
 }
 
@@ -176,6 +202,16 @@ pub unsafe fn free_sized(p: *mut u8, size: usize, align: usize) {
 #[inline(never)]
 fn free_uncached(p: *mut u8) {
     let code = HEAP.pages.space.window.code_of(p.addr());
+    // SAFETY: the caller of `free` gave the block up.
+    if !unsafe { front::free_own(code, p) } {
+        free_shared(p, code);
+    }
+}
+
+// Not inlined, so that the one above is a leaf.
+#[cold]
+#[inline(never)]
+fn free_shared(p: *mut u8, code: u8) {
     // SAFETY: the caller of `free` gave the block up.
     if !unsafe { front::free_slow(code, p) } {
         free_pages(p, code);

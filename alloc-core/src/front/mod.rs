@@ -86,15 +86,30 @@ pub(crate) fn alloc(class: usize, bytes: usize) -> *mut u8 {
     unsafe { rseq::pop(hot().table(), class) }
 }
 
+/// Takes a block of `class` from the thread's own cache, where it has one; null: go on to [`alloc_slow`].
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "a class")]
+pub(crate) fn alloc_own(class: usize) -> *mut u8 {
+    own_cache(tls()).map_or(null_mut(), |(_busy, cache)| cache.pop(class as SizeClass))
+}
+
+/// Gives a block back to the thread's own cache. False, and nothing done: go on to [`free_slow`].
+///
+/// # Safety
+/// As [`free_slow`].
+#[inline(always)]
+#[must_use]
+pub(crate) unsafe fn free_own(code: u8, block: *mut u8) -> bool {
+    is_class(code) && own_cache(tls()).is_some_and(|(_busy, cache)| cache.push(code, block))
+}
+
+fn is_class(code: u8) -> bool {
+    (1..=CLASSES).contains(&usize::from(code))
+}
+
 /// Allocates a block of `class`, for a request of `size` bytes, where [`alloc`] gave none, but counted
 /// it. Null: out of memory.
 pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
-    if let Some((_busy, cache)) = own_cache(tls()) {
-        let block = cache.pop(class);
-        if !block.is_null() {
-            return block;
-        }
-    }
     if tls().bytes_until_event.get() < 0 {
         let block = alloc_at_event(class, size);
         if !block.is_null() {
@@ -148,10 +163,7 @@ pub(crate) fn classes() -> impl Iterator<Item = SizeClass> {
 /// The cache of a thread that has one of its own and may use it now, with nothing else to be done.
 #[inline(always)]
 fn own_cache(tls: &Tls) -> Option<(Busy<'_>, &ThreadCache)> {
-    let plain = tls.mode.get() == Mode::Thread
-        && tls.busy.get() | tls.vfork.get() | tls.apart.get() == 0
-        && tls.bytes_until_event.get() >= 0;
-    if !plain {
+    if !tls.has_own_cache_free() || tls.bytes_until_event.get() < 0 {
         return None;
     }
     // SAFETY: null, or a cache, which lives for good.
@@ -280,15 +292,10 @@ fn fetch_one(arena: usize, class: SizeClass) -> *mut u8 {
 #[inline(never)]
 #[must_use]
 pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
-    if code == 0 || code as usize > CLASSES {
+    if !is_class(code) {
         return false;
     }
     let tls = tls();
-    if let Some((_busy, cache)) = own_cache(tls)
-        && cache.push(code, block)
-    {
-        return true;
-    }
     // SAFETY: as the caller promises.
     if tls.apart.get() != 0 && unsafe { apart::free(tls, code, block) } {
         return true;

@@ -10,7 +10,7 @@
 
 use core::arch::asm;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
 
 use super::hot::{self, Hot};
 use super::size_class::SizeClass;
@@ -55,6 +55,14 @@ impl Region {
     #[inline]
     pub(crate) fn set_header(&self, class: SizeClass, header: Header) {
         self.headers[class as usize].store(header.to_word(), Relaxed);
+    }
+
+    /// Writes where the blocks end, and no more. Only for the thread that alone changes this region.
+    #[inline(always)]
+    pub(super) fn set_cur(&self, class: SizeClass, cur: u16) {
+        let header = (&raw const self.headers[class as usize]).cast::<AtomicU16>();
+        // SAFETY: the low half of the header, as the sections write it.
+        unsafe { &*header }.store(cur.to_le(), Relaxed);
     }
 
     /// The word at `position`, which is inside the region's slots.
@@ -320,7 +328,7 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
 /// Defines a function of the C ABI that allocates a block of as many bytes as its argument says: the
 /// event counter, the class of a size of slabs and [`pop`], and nothing else. Others do what it can't:
 /// `large`, larger sizes, which are not counted yet, and `slow`, all that [`pop`] gave null for.
-/// They take the same argument, and it goes to them by a jump.
+/// They take the same argument, `slow` the class as well, and it goes to them by a jump.
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 #[macro_export]
@@ -335,27 +343,27 @@ macro_rules! fast_alloc {
                 "cmp rdi, {TINY_MAX}",
                 "ja 22f",
                 concat!("lea rax, [rip + ", $crate::__hot!(), " + {TINY}]"),
-                "movzx ecx, byte ptr [rax + rdi]",
+                "movzx esi, byte ptr [rax + rdi]",
                 "21:",
                 concat!("mov rdx, qword ptr [rip + ", $crate::__tls!(), "@GOTTPOFF]"),
                 "sub qword ptr fs:[rdx], rdi",
                 "js {slow}",
-                concat!("mov rsi, qword ptr [rip + ", $crate::__hot!(), " + {TABLE}]"),
-                $crate::__prologue!("rax", "r8", "rdx", "rsi"),
-                "movzx r9d, word ptr [r8 + rcx*4]",
+                concat!("mov rcx, qword ptr [rip + ", $crate::__hot!(), " + {TABLE}]"),
+                $crate::__prologue!("rax", "r8", "rdx", "rcx"),
+                "movzx r9d, word ptr [r8 + rsi*4]",
                 "mov rax, qword ptr [r8 + r9*8 - 8]",
                 "test rax, rax",
                 "jz {slow}",
-                "dec word ptr [r8 + rcx*4]",
+                "dec word ptr [r8 + rsi*4]",
                 "5:",
                 "ret",
                 "22:",
-                "lea rcx, [rdi + 127]",
-                "shr rcx, 7",
-                "cmp rcx, {SLAB_MAX} / 128",
+                "lea rsi, [rdi + 127]",
+                "shr rsi, 7",
+                "cmp rsi, {SLAB_MAX} / 128",
                 "ja {large}",
                 concat!("lea rax, [rip + ", $crate::__hot!(), " + {MEDIUM}]"),
-                "movzx ecx, byte ptr [rax + rcx]",
+                "movzx esi, byte ptr [rax + rsi]",
                 "jmp 21b",
                 ".cfi_endproc",
                 large = sym $large,
@@ -385,8 +393,9 @@ macro_rules! fast_alloc {
             if size > $crate::embed::fast::SLAB_MAX {
                 return $large(size);
             }
-            let p = $crate::api::alloc_small(size);
-            if p.is_null() { $slow(size) } else { p.cast() }
+            let class = $crate::api::small_class(size);
+            let p = $crate::api::alloc_of_class(class, size);
+            if p.is_null() { $slow(size, class) } else { p.cast() }
         }
     };
 }

@@ -58,13 +58,13 @@ impl ThreadCache {
     /// For its owner. Null: it has none.
     #[inline(always)]
     pub(crate) fn pop(&self, class: SizeClass) -> *mut u8 {
-        let Header { cur, end } = self.region.header(class);
-        if cur == LAYOUT.first(class) {
-            return null_mut();
+        let Header { cur, .. } = self.region.header(class);
+        // SAFETY: the word below `cur` is a block of the class or null; the cache is this thread's.
+        let block = unsafe { self.region.slot(cur - 1).read() };
+        if !block.is_null() {
+            self.region.set_cur(class, cur - 1);
         }
-        self.region.set_header(class, Header { cur: cur - 1, end });
-        // SAFETY: a slot of the class below `cur`; the cache is this thread's.
-        unsafe { self.region.slot(cur - 1).read() }
+        block
     }
 
     /// For its owner. False: there is no room.
@@ -76,7 +76,7 @@ impl ThreadCache {
         }
         // SAFETY: a slot of the class below `end`; the cache is this thread's.
         unsafe { self.region.slot(cur).write(block) };
-        self.region.set_header(class, Header { cur: cur + 1, end });
+        self.region.set_cur(class, cur + 1);
         true
     }
 

@@ -93,12 +93,12 @@ pub(crate) struct Tls {
     pub(crate) vfork: Cell<u8>,
     /// Not 0 while the thread cache is in use: a signal handler then goes to the arena.
     pub(crate) busy: Cell<u8>,
-    /// The arena of a thread that has no CPU index; the arena layer reduces it to its own number.
-    pub(crate) arena: Cell<u32>,
-    pub(crate) thread_cache: Cell<*mut ThreadCache>,
     /// Why the thread has no CPU index and does all on the slow path: bits of `front::apart`, 0 for no
     /// such reason.
     pub(crate) apart: Cell<u8>,
+    /// The arena of a thread that has no CPU index; the arena layer reduces it to its own number.
+    pub(crate) arena: Cell<u32>,
+    pub(crate) thread_cache: Cell<*mut ThreadCache>,
     /// The CPU index that was taken away for that; 0: not known yet.
     pub(crate) own_index: Cell<isize>,
     /// The arena that it asked for, and one more; 0: none.
@@ -133,6 +133,14 @@ pub(crate) struct Tls {
 impl Tls {
     /// Offset of the CPU index of a thread that must not use a CPU cache.
     pub(crate) const NO_CPU: usize = offset_of!(Tls, no_cpu);
+
+    /// Whether the thread is served by a cache of its own, and nothing stands in the way now. The four
+    /// bytes are one word, so this is one comparison.
+    #[inline(always)]
+    pub(crate) fn has_own_cache_free(&self) -> bool {
+        let now = [self.mode.get() as u8, self.vfork.get(), self.busy.get(), self.apart.get()];
+        u32::from_ne_bytes(now) == u32::from_ne_bytes([Mode::Thread as u8, 0, 0, 0])
+    }
 }
 
 const _: () = {
