@@ -12,7 +12,7 @@ use crate::sync::atomic::{AtomicPtr, AtomicU32};
 use crate::sync::{const_fn, yield_now};
 
 /// Bytes that may be read of an empty region.
-pub(crate) const EMPTY_BYTES: usize = 1024;
+pub(crate) const EMPTY_BYTES: usize = 2048;
 
 /// Zero words that serve as empty regions: each reads as "no blocks, no room" for every code, from
 /// the word below it on.

@@ -10,7 +10,7 @@
 
 use core::arch::asm;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use super::hot::{self, Hot};
 use super::size_class::SizeClass;
@@ -22,7 +22,15 @@ use crate::os::{linux, start};
 /// is `room`'s; all positions are 8-byte words from the start of the region.
 #[repr(C)]
 pub(crate) struct Region {
-    headers: [AtomicU32; 256],
+    headers: [Words; 256],
+}
+
+/// A [`Header`] in memory. Words of 32 bits: a processor that forwards a store to the next load in no
+/// time does so for these, not for halves of them.
+#[repr(C, align(8))]
+struct Words {
+    cur: AtomicU32,
+    end: AtomicU32,
 }
 
 /// Where the blocks of a class end, and where its room ends. The slot below the first is always
@@ -34,35 +42,31 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    fn to_word(self) -> u32 {
-        u32::from(self.cur) | u32::from(self.end) << 16
-    }
-
-    #[allow(clippy::cast_possible_truncation, reason = "takes the word apart")]
-    fn from_word(word: u32) -> Self {
-        Header { cur: word as u16, end: (word >> 16) as u16 }
+    fn to_word(self) -> u64 {
+        u64::from(self.cur) | u64::from(self.end) << 32
     }
 }
 
 impl Region {
-    /// A glance at a header; another thread may change it at any time.
+    /// A glance at a header; another thread may change it at any time, also half of it.
     #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "positions have 16 bits")]
     pub(crate) fn header(&self, class: SizeClass) -> Header {
-        Header::from_word(self.headers[class as usize].load(Relaxed))
+        let Words { cur, end } = &self.headers[class as usize];
+        Header { cur: cur.load(Relaxed) as u16, end: end.load(Relaxed) as u16 }
     }
 
     /// Writes a header. Only for the owner of a region that no section can reach.
     #[inline]
     pub(crate) fn set_header(&self, class: SizeClass, header: Header) {
-        self.headers[class as usize].store(header.to_word(), Relaxed);
+        self.set_cur(class, header.cur);
+        self.headers[class as usize].end.store(header.end.into(), Relaxed);
     }
 
-    /// Writes where the blocks end, and no more. Only for the thread that alone changes this region.
+    /// Writes where the blocks end, and no more. As [`Region::set_header`].
     #[inline(always)]
     pub(super) fn set_cur(&self, class: SizeClass, cur: u16) {
-        let header = (&raw const self.headers[class as usize]).cast::<AtomicU16>();
-        // SAFETY: the low half of the header, as the sections write it.
-        unsafe { &*header }.store(cur.to_le(), Relaxed);
+        self.headers[class as usize].cur.store(cur.into(), Relaxed);
     }
 
     /// The word at `position`, which is inside the region's slots.
@@ -285,11 +289,11 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
     unsafe {
         section!(
             [
-                "movzx {n:e}, word ptr [{t} + {class}*4]",
+                "mov {n:e}, dword ptr [{t} + {class}*8]",
                 "mov {a}, qword ptr [{t} + {n}*8 - 8]",
                 "test {a}, {a}",
                 "jz 5f",
-                "dec word ptr [{t} + {class}*4]",
+                "dec dword ptr [{t} + {class}*8]",
                 "5:",
             ],
             table,
@@ -304,14 +308,14 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
     unsafe {
         section!(
             [
-                "add {t}, {t}, {class}, lsl #2",
-                "ldrh {n:w}, [{t}]",
-                "sub {s}, {t}, {class}, lsl #2",
+                "add {t}, {t}, {class}, lsl #3",
+                "ldr {n:w}, [{t}]",
+                "sub {s}, {t}, {class}, lsl #3",
                 "add {s}, {s}, {n}, lsl #3",
                 "ldur {a}, [{s}, #-8]",
                 "cbz {a}, 5f",
                 "sub {n:w}, {n:w}, #1",
-                "strh {n:w}, [{t}]",
+                "str {n:w}, [{t}]",
                 "5:",
             ],
             table,
@@ -350,11 +354,11 @@ macro_rules! fast_alloc {
                 "js {slow}",
                 concat!("mov rcx, qword ptr [rip + ", $crate::__hot!(), " + {TABLE}]"),
                 $crate::__prologue!("rax", "r8", "rdx", "rcx"),
-                "movzx r9d, word ptr [r8 + rsi*4]",
+                "mov r9d, dword ptr [r8 + rsi*8]",
                 "mov rax, qword ptr [r8 + r9*8 - 8]",
                 "test rax, rax",
                 "jz {slow}",
-                "dec word ptr [r8 + rsi*4]",
+                "dec dword ptr [r8 + rsi*8]",
                 "5:",
                 "ret",
                 "22:",
@@ -446,11 +450,11 @@ pub(crate) unsafe fn push_block(block: *mut u8) -> bool {
             concat!("mov {table}, qword ptr [rip + ", hot::symbol!(), " + {TABLE}]"),
             prologue!(),
             "movzx {class:e}, byte ptr [{codes} + {page}]",
-            "movzx {a:e}, word ptr [{t} + {class}*4]",
-            "cmp {a:x}, word ptr [{t} + {class}*4 + 2]",
+            "mov {a:e}, dword ptr [{t} + {class}*8]",
+            "cmp {a:e}, dword ptr [{t} + {class}*8 + 4]",
             "jae {full}",
             "mov qword ptr [{t} + {a}*8], {block}",
-            "inc word ptr [{t} + {class}*4]",
+            "inc dword ptr [{t} + {class}*8]",
             "5:",
             tls = in(reg) base(),
             block = in(reg) block,
@@ -503,11 +507,11 @@ pub(crate) unsafe fn push(
         section!(
             [
                 "movzx {class:e}, byte ptr [{codes} + {page}]",
-                "movzx {a:e}, word ptr [{t} + {class}*4]",
-                "cmp {a:x}, word ptr [{t} + {class}*4 + 2]",
+                "mov {a:e}, dword ptr [{t} + {class}*8]",
+                "cmp {a:e}, dword ptr [{t} + {class}*8 + 4]",
                 "jae {full}",
                 "mov qword ptr [{t} + {a}*8], {block}",
-                "inc word ptr [{t} + {class}*4]",
+                "inc dword ptr [{t} + {class}*8]",
                 "5:",
             ],
             table,
@@ -526,14 +530,14 @@ pub(crate) unsafe fn push(
         section!(
             [
                 "ldrb {s:w}, [{codes}, {page}]",
-                "add {s}, {t}, {s}, lsl #2",
-                "ldrh {a:w}, [{s}]",
-                "ldrh {n:w}, [{s}, #2]",
+                "add {s}, {t}, {s}, lsl #3",
+                "ldr {a:w}, [{s}]",
+                "ldr {n:w}, [{s}, #4]",
                 "cmp {a:w}, {n:w}",
                 "b.hs {full}",
                 "str {block}, [{t}, {a}, lsl #3]",
                 "add {a:w}, {a:w}, #1",
-                "strh {a:w}, [{s}]",
+                "str {a:w}, [{s}]",
                 "5:",
             ],
             table,
@@ -581,9 +585,9 @@ pub(crate) unsafe fn replace(
             [
                 "cmp {t}, {region}",
                 "jne 6f",
-                "cmp dword ptr [{t} + {class}*4], {old:e}",
+                "cmp qword ptr [{t} + {class}*8], {old}",
                 "jne 6f",
-                "mov dword ptr [{t} + {class}*4], {new:e}",
+                "mov qword ptr [{t} + {class}*8], {new}",
                 "5:",
                 "mov {done:e}, 1",
                 "6:",
@@ -605,10 +609,10 @@ pub(crate) unsafe fn replace(
             [
                 "cmp {t}, {region}",
                 "b.ne 6f",
-                "ldr {a:w}, [{t}, {class}, lsl #2]",
-                "cmp {a:w}, {old:w}",
+                "ldr {a}, [{t}, {class}, lsl #3]",
+                "cmp {a}, {old}",
                 "b.ne 6f",
-                "str {new:w}, [{t}, {class}, lsl #2]",
+                "str {new}, [{t}, {class}, lsl #3]",
                 "5:",
                 "mov {done:w}, #1",
                 "6:",
@@ -643,7 +647,7 @@ pub(crate) unsafe fn pop_batch(
     unsafe {
         section!(
             [
-                "movzx {n:e}, word ptr [{t} + {class}*4]",
+                "mov {n:e}, dword ptr [{t} + {class}*8]",
                 "xor {i:e}, {i:e}",
                 "8:",
                 "cmp {i}, {len}",
@@ -658,7 +662,7 @@ pub(crate) unsafe fn pop_batch(
                 "9:",
                 "test {i}, {i}",
                 "jz 5f",
-                "mov word ptr [{t} + {class}*4], {n:x}",
+                "mov dword ptr [{t} + {class}*8], {n:e}",
                 "5:",
             ],
             table,
@@ -676,8 +680,8 @@ pub(crate) unsafe fn pop_batch(
     unsafe {
         section!(
             [
-                "add {s}, {t}, {class}, lsl #2",
-                "ldrh {n:w}, [{s}]",
+                "add {s}, {t}, {class}, lsl #3",
+                "ldr {n:w}, [{s}]",
                 "mov {i}, xzr",
                 "add {t}, {t}, {n}, lsl #3",
                 "8:",
@@ -691,7 +695,7 @@ pub(crate) unsafe fn pop_batch(
                 "9:",
                 "cbz {i}, 5f",
                 "sub {n:w}, {n:w}, {i:w}",
-                "strh {n:w}, [{s}]",
+                "str {n:w}, [{s}]",
                 "5:",
             ],
             table,
@@ -726,8 +730,8 @@ pub(crate) unsafe fn push_batch(
         section!(
             [
                 "xor {k:e}, {k:e}",
-                "movzx {n:e}, word ptr [{t} + {class}*4]",
-                "movzx {i:e}, word ptr [{t} + {class}*4 + 2]",
+                "mov {n:e}, dword ptr [{t} + {class}*8]",
+                "mov {i:e}, dword ptr [{t} + {class}*8 + 4]",
                 "sub {i:e}, {n:e}",
                 "jbe 5f",
                 "cmp {i}, {len}",
@@ -741,7 +745,7 @@ pub(crate) unsafe fn push_batch(
                 "inc {n:e}",
                 "dec {i}",
                 "jnz 8b",
-                "mov word ptr [{t} + {class}*4], {n:x}",
+                "mov dword ptr [{t} + {class}*8], {n:e}",
                 "5:",
             ],
             table,
@@ -761,9 +765,9 @@ pub(crate) unsafe fn push_batch(
         section!(
             [
                 "mov {k}, xzr",
-                "add {s}, {t}, {class}, lsl #2",
-                "ldrh {n:w}, [{s}]",
-                "ldrh {i:w}, [{s}, #2]",
+                "add {s}, {t}, {class}, lsl #3",
+                "ldr {n:w}, [{s}]",
+                "ldr {i:w}, [{s}, #4]",
                 "subs {i:w}, {i:w}, {n:w}",
                 "b.ls 5f",
                 "cmp {i}, {len}",
@@ -777,7 +781,7 @@ pub(crate) unsafe fn push_batch(
                 "ldr {a}, [{blocks}, {i}, lsl #3]",
                 "str {a}, [{t}], #8",
                 "cbnz {i}, 8b",
-                "strh {n:w}, [{s}]",
+                "str {n:w}, [{s}]",
                 "5:",
             ],
             table,
