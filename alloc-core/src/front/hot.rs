@@ -105,6 +105,12 @@ pub(crate) fn hot() -> &'static Hot {
     unsafe { &*block }
 }
 
+/// The addresses that malloc and free read here.
+pub(super) fn span() -> core::ops::Range<usize> {
+    let start = core::ptr::from_ref(hot()).addr();
+    start..start + offset_of!(Hot, medium)
+}
+
 impl Hot {
     /// What the sections address the regions by: an entry for every CPU index that there can be.
     #[inline(always)]

@@ -33,6 +33,9 @@ struct Words {
     end: AtomicU32,
 }
 
+/// Bytes of a header.
+pub(crate) const HEADER_BYTES: usize = size_of::<Words>();
+
 /// Where the blocks of a class end, and where its room ends. The slot below the first is always
 /// null, and so is the word below an empty region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -839,6 +842,12 @@ fn attach_area(tls: &Tls, area: *mut u8, index_field: isize) -> bool {
     core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
     tls.cpu_index.set(distance + index_field - Tls::NO_CPU.cast_signed());
     true
+}
+
+/// The address of the rseq area that is in use for the calling thread.
+pub(crate) fn area() -> usize {
+    let tls = tls::tls();
+    tls.own.0.get().addr().wrapping_add_signed(tls.rseq_area.get())
 }
 
 enum CLibrary {

@@ -134,6 +134,11 @@ impl Tls {
     /// Offset of the CPU index of a thread that must not use a CPU cache.
     pub(crate) const NO_CPU: usize = offset_of!(Tls, no_cpu);
 
+    /// Where the first words are, which the sections read.
+    pub(crate) fn words(&self) -> usize {
+        (&raw const self.bytes_until_event).addr()
+    }
+
     /// Whether the thread is served by a cache of its own, and nothing stands in the way now. The four
     /// bytes are one word, so this is one comparison.
     #[inline(always)]
@@ -177,6 +182,29 @@ pub(crate) fn offset() -> usize {
         );
     }
     o
+}
+
+/// Where [`offset`] reads it; `None` where that is not known or the linker made it a constant.
+pub(super) fn offset_word() -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let code: *const [u8; 7];
+        // SAFETY: makes an address, and loads the offset.
+        unsafe {
+            asm!(
+                concat!("2: mov {code}, qword ptr [rip + ", symbol!(), "@GOTTPOFF]"),
+                "lea {code}, [rip + 2b]",
+                code = out(reg) code,
+                options(pure, nomem, nostack, preserves_flags)
+            );
+        }
+        // SAFETY: the code of the load above.
+        let [_, opcode, _, displacement @ ..] = unsafe { code.read() };
+        let displacement = i32::from_le_bytes(displacement) as isize;
+        (opcode == 0x8b).then(|| (code.addr() + 7).wrapping_add_signed(displacement))
+    }
+    #[cfg(target_arch = "aarch64")]
+    None
 }
 
 /// The thread pointer, the base of every thread-local offset.
