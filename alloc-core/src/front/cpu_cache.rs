@@ -563,8 +563,8 @@ mod tests {
         for _ in 0..2 {
             let blocks: Vec<_> = (0..100).map(|_| alloc(caches, &tokens, 2)).collect();
             blocks.iter().for_each(|&b| free(caches, &tokens, 2, b));
-            assert!(caches.cached_blocks(2) >= 100 && caches.used_bytes() >= 3200);
-            assert!(caches.drain_all(&tokens) >= 100);
+            assert!(caches.cached_blocks(2) >= 32 && caches.used_bytes() >= 1024);
+            assert!(caches.drain_all(&tokens) >= 32);
             assert_eq!((caches.cached_blocks(2), caches.used_bytes()), (0, 0));
             assert_eq!(tokens.missing(), 0);
         }

@@ -1,19 +1,26 @@
 //! Room: how many blocks of each class an array cache may hold, and how that changes.
 //!
-//! A class starts with no room, gets a batch at its first miss and twice as much at each further
-//! miss or overflow, up to the maximum of its [`Layout`]. The room of all classes of a cache is
+//! A class starts with no room, gets a batch at its first miss, and twice as much when it was empty
+//! and full within [`SWING_US`], up to the maximum of its [`Layout`]: more room helps a cache that
+//! runs empty and full by turns, not one that is only filled or only emptied, and not one that
+//! others have to do with as rarely. Classes of extents, whose misses cost more, get it at every
+//! miss and overflow. The room of all classes of a cache is
 //! bounded in bytes, that of slabs and that of extents each (`used` <= `budget`): past that a class grows only at the cost of others.
 
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::rseq::Header;
 use super::size_class::{CLASS_BYTES, CLASSES, SLAB_CLASSES, SizeClass, class_bytes};
 pub(crate) use crate::arena::transfer::{BATCH_MAX, batch_len as batch};
+use crate::os::linux;
 
 /// Classes that a miss looks at for room.
 const LOOKS: usize = 8;
 /// Misses that don't look, after one whose looks found nothing.
 const REST: u32 = 16;
+/// A miss and an overflow cost 0.3 us together: further apart than this they are not worth the memory.
+const SWING_US: u32 = 128;
+
 /// What the caches get their memory and their blocks from.
 pub(crate) trait Backend {
     /// `bytes` zero bytes for good, aligned to a page; null where there are none.
@@ -90,7 +97,7 @@ pub(crate) const fn slots(small: u16, middle: u16, least: u16, bytes: usize) -> 
 }
 
 /// What the room of one cache amounts to.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Account {
     /// Bytes that the room of the classes of slabs, and of extents, would hold.
     used: [AtomicUsize; 2],
@@ -98,6 +105,17 @@ pub(crate) struct Account {
     victim: [AtomicU32; 2],
     /// Misses that will not look for room in other classes.
     rest: [AtomicU32; 2],
+    /// A bit a class: it was full when it last was full or empty.
+    was_full: [AtomicU64; 2],
+    /// When a class last was at the other end than before, microseconds.
+    swung_us: [AtomicU32; CLASSES + 1],
+}
+
+/// At what end of its room a class is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Empty,
+    Full,
 }
 
 /// Which part of the account `class` belongs to.
@@ -140,6 +158,21 @@ impl Account {
         self.rest[part(class)].store(REST, Relaxed);
     }
 
+    /// Notes that `class` is at an end of its room; true: it was at the other one not long ago.
+    fn swings(&self, class: SizeClass, at: At, now_us: impl FnOnce() -> u32) -> bool {
+        let (word, bit) = (&self.was_full[usize::from(class / 64)], 1 << (class % 64));
+        let before = match at {
+            At::Empty => word.fetch_and(!bit, Relaxed),
+            At::Full => word.fetch_or(bit, Relaxed),
+        };
+        if (before & bit != 0) == (at == At::Full) {
+            return false;
+        }
+        let now_us = now_us();
+        let last_us = self.swung_us[usize::from(class)].swap(now_us, Relaxed);
+        now_us.wrapping_sub(last_us) <= SWING_US
+    }
+
     #[allow(clippy::cast_possible_truncation, reason = "at most CLASSES")]
     fn next_victim(&self, of: usize) -> SizeClass {
         let (first, count) = [(1, SLAB_CLASSES), (SLAB_CLASSES + 1, CLASSES - SLAB_CLASSES)][of];
@@ -160,6 +193,11 @@ pub(crate) trait Array {
     /// The arena that serves it.
     fn arena(&self) -> usize;
     fn header(&self, class: SizeClass) -> Header;
+    /// A clock, microseconds.
+    #[allow(clippy::cast_possible_truncation, reason = "for differences")]
+    fn now_us(&self) -> u32 {
+        linux::now_us() as u32
+    }
     /// Replaces a header if it still is `old`.
     fn replace(&self, class: SizeClass, old: Header, new: Header) -> bool;
     fn pop_batch(&self, class: SizeClass, out: &mut [*mut u8]) -> usize;
@@ -175,7 +213,7 @@ pub(crate) fn refill(array: &impl Array, backend: &impl Backend, class: SizeClas
     if array.pop_batch(class, &mut blocks[..1]) == 1 {
         return blocks[0];
     }
-    grow(array, backend, class);
+    grow(array, backend, class, At::Empty);
     let Header { cur, end } = array.header(class);
     let wanted = batch(class).min(usize::from(end.saturating_sub(cur)) + 1);
     let got = backend.fetch(array.arena(), class, &mut blocks[..wanted]);
@@ -199,12 +237,12 @@ pub(crate) fn overflow(
     if array.header(class).end == array.layout().first(class) {
         // Nobody allocated of this class here: the block is of another cache's lines, and goes home, so
         // that two caches don't go on giving away parts of one line.
-        grow(array, backend, class);
+        grow(array, backend, class, At::Full);
         backend.take_home(array.arena(), class, &[block]);
         return;
     }
     let push = || array.push_batch(class, &[block]) == 1;
-    if push() || (grow(array, backend, class) && push()) {
+    if push() || (grow(array, backend, class, At::Full) && push()) {
         return;
     }
     let mut blocks = [block; BATCH_MAX];
@@ -212,10 +250,14 @@ pub(crate) fn overflow(
     backend.store(array.arena(), class, &blocks[..=popped]);
 }
 
-/// Gives `class` more room; false where it has all it may have.
-fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass) -> bool {
+/// Gives `class` more room, if that helps; false where it does not, or it has all it may have.
+fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass, at: At) -> bool {
     let Header { end, .. } = array.header(class);
     let (first, max) = (array.layout().first(class), array.layout().max(class));
+    let slabs = part(class) == 0;
+    if slabs && !array.account().swings(class, at, || array.now_us()) && end > first {
+        return false;
+    }
     let have = usize::from(end.saturating_sub(first));
     let left = usize::from(max) - have.min(usize::from(max));
     let size = class_bytes(class);
@@ -399,6 +441,7 @@ mod tests {
         room: RefCell<Vec<u16>>,
         account: Account,
         budget: Cell<usize>,
+        now_us: Cell<u32>,
     }
 
     impl Plain {
@@ -406,8 +449,10 @@ mod tests {
             Plain {
                 blocks: RefCell::new(std::vec![Vec::new(); CLASSES + 1]),
                 room: RefCell::new(std::vec![0; CLASSES + 1]),
-                account: Account::default(),
+                // SAFETY: zero is what a new cache has.
+                account: unsafe { core::mem::zeroed() },
                 budget: Cell::new(budget),
+                now_us: Cell::new(0),
             }
         }
 
@@ -445,6 +490,9 @@ mod tests {
         }
         fn arena(&self) -> usize {
             0
+        }
+        fn now_us(&self) -> u32 {
+            self.now_us.get()
         }
         fn header(&self, class: SizeClass) -> Header {
             let first = LAYOUT.first(class);
@@ -536,6 +584,30 @@ mod tests {
     }
 
     #[test]
+    fn a_class_that_is_only_emptied_or_only_filled_has_room_for_a_batch_or_two() {
+        let (array, tokens) = (Plain::new(8 << 20), Tokens::new(&[4], 4000));
+        let blocks: Vec<_> = (0..2000).map(|_| array.alloc(&tokens, 4)).collect();
+        assert_eq!(array.room.borrow()[4], 32);
+        blocks.into_iter().for_each(|b| array.free(&tokens, 4, b));
+        assert_eq!(array.room.borrow()[4], 64);
+    }
+
+    #[test]
+    fn a_class_that_swings_slowly_gets_no_more_room() {
+        for (apart_us, room) in [(SWING_US, 1024), (SWING_US + 1, 32)] {
+            let (array, tokens) = (Plain::new(8 << 20), Tokens::new(&[4], 2000));
+            for _ in 0..7 {
+                let tick = || array.now_us.set(array.now_us.get() + apart_us);
+                tick();
+                let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 4)).collect();
+                tick();
+                blocks.into_iter().for_each(|b| array.free(&tokens, 4, b));
+            }
+            assert_eq!(array.room.borrow()[4], room);
+        }
+    }
+
+    #[test]
     fn a_cache_of_no_budget_keeps_nothing() {
         let (array, tokens) = (Plain::new(0), Tokens::new(&[4], 10));
         let block = array.alloc(&tokens, 4);
@@ -559,8 +631,10 @@ mod tests {
     #[test]
     fn shrinking_the_budget_lets_others_have_the_room() {
         let (array, tokens) = (Plain::new(1 << 20), Tokens::new(&[32, 40], 2000));
-        let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 32)).collect();
-        blocks.into_iter().for_each(|b| array.free(&tokens, 32, b));
+        for _ in 0..5 {
+            let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 32)).collect();
+            blocks.into_iter().for_each(|b| array.free(&tokens, 32, b));
+        }
         let used = array.account.used();
         assert!(used > 512 << 10);
         array.budget.set(256 << 10);
