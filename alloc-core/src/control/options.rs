@@ -345,7 +345,7 @@ options! {
     muzzy_decay_ms: Ms = 0, -1..=DECAY_MAX_MS, Live, "What would go back is first only offered to the kernel (`MADV_FREE`), which takes it when memory is short, and goes back over this time. It still counts as resident until then. -1 leaves it with the offer; 0 gives back directly.";
     thp: Thp = 0, 0..=2, Start, "Transparent huge pages. `default` makes huge pages, in the background, of memory that was seen to be dense; `always` asks for them wherever memory is touched; `never` forbids them. The system's mode `never` makes `default` do nothing.";
     hugetlb: Hugetlb = 0, 0..=2, Start, "Take memory from the kernel's reserved huge pages of this size, as long as there are some, then ordinary memory. Such pages are never given back, and a fork's child that writes to them needs as many again.";
-    cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds, a quarter of it blocks above 32 KiB. 0 caches nothing.";
+    cpu_cache_bytes: Bytes = 8 * MIB, 0..=GIB, Live, "The most that the cache of one CPU holds. A quarter of it is for blocks above 32 KiB, three quarters while those come and go within 128 us. 0 caches nothing.";
     limit_bytes: Bytes = 0, 0..=i64::MAX, Live, "Resident memory of thermalloc's own that it tries to stay below: near it what lies above the hot window's peak goes back at once, above it everything that is free. 0 sets no limit.";
     limit_percent: Count = 90, 0..=100, Live, "The same for the process's cgroup, in per cent of its memory.high or memory.max (v1: its limit), whichever is lower. 0 does not look at the cgroup.";
     rseq: Bool = true, 0..=1, Start, "Caches per CPU by restartable sequences. Off, or where the kernel or libc has none: caches per thread.";

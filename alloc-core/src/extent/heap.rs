@@ -277,8 +277,8 @@ impl<O: Os> PageHeap<O> {
         Some(Taken { id, zero: clean == pages })
     }
 
-    /// Gives out blocks as [`Self::alloc`] does, for class `code`: all of `out` from one run of dirty pages
-    /// if their alignment is a page and there is one, else one. Returns how many; 0: memory is out.
+    /// Gives out blocks as [`Self::alloc`] does, for class `code`: all of `out`, or a half or a quarter
+    /// of it and so on, from one run of dirty pages if their alignment is a page and there is one, else one. Returns how many; 0: memory is out.
     #[allow(clippy::cast_possible_truncation, reason = "a batch; pages of at most 64 KiB")]
     pub(crate) fn alloc_some(
         &self,
@@ -289,19 +289,25 @@ impl<O: Os> PageHeap<O> {
     ) -> usize {
         let sp = &self.space;
         let mut inner = self.inner.lock();
-        let count = out.len() as u32;
+        let mut count = out.len() as u32;
         if count < 2 || align > PAGE || inner.cache.reserve_records(sp, count + 4).is_err() {
             drop(inner);
             return self.alloc_one(pages, align, code, out);
         }
         let unit = (sp.os.page_size() >> LG_PAGE) as u32;
-        let Some(first) = inner.cache.take_dirty(sp, pages * count, unit) else {
-            drop(inner);
-            return self.alloc_one(pages, align, code, out);
+        let first = loop {
+            match inner.cache.take_dirty(sp, pages * count, unit) {
+                Some(first) => break first,
+                None if count > 3 => count /= 2,
+                None => {
+                    drop(inner);
+                    return self.alloc_one(pages, align, code, out);
+                }
+            }
         };
         sp.frames.used(sp.extents.get(first).run());
         inner.asked(sp.os.now_ms(), pages * count, 0);
-        for (n, slot) in out.iter_mut().enumerate().rev() {
+        for (n, slot) in out[..count as usize].iter_mut().enumerate().rev() {
             *slot = match n as u32 {
                 0 => first,
                 n => inner.cache.split_tail(sp, first, n * pages),
@@ -312,7 +318,7 @@ impl<O: Os> PageHeap<O> {
             self.record(Kind::Alloc, e.start(), pages);
         }
         self.hint(&inner);
-        out.len()
+        count as usize
     }
 
     fn alloc_one(&self, pages: u32, align: usize, code: u8, out: &mut [ExtentId]) -> usize {

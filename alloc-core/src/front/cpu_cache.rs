@@ -11,15 +11,15 @@ use super::entry::{EMPTY_BYTES, Owner, Place, State};
 use super::hot;
 use super::room::{Account, Array, BATCH_MAX, Backend, Layout, slots};
 use super::rseq::{self, BEFORE, Entry, HEADER_BYTES, Header, Region};
-use super::size_class::{CLASSES, SLAB_CLASSES, SizeClass, class_bytes};
+use super::size_class::{CLASSES, SizeClass, class_bytes, is_extent};
 use super::tls::{self, RseqArea};
 use crate::extent::page_map::PAGE;
 use crate::os::linux;
 
 /// The slots of a region.
-static LAYOUT: Layout = Layout::new(size_of::<Region>() / 8, slots(1024, 512, 2, 4 << 20));
-/// Classes of extents have one in so many bytes of the budget: what is cached of them breaks up the
-/// free runs of pages, which costs a training loop faults and a higher peak.
+static LAYOUT: Layout = Layout::new(size_of::<Region>() / 8, slots(1024, 512, 2, 6 << 20));
+/// Classes of extents have one in so many bytes of the budget, unless they come and go fast: what is
+/// cached of them breaks up the free runs of pages, which costs a training loop faults and a higher peak.
 const EXTENT_SHARE: usize = 4;
 
 /// Bytes of a line of the processor's cache.
@@ -286,6 +286,13 @@ pub(crate) struct OnCpu<'a> {
     region: &'a Region,
 }
 
+impl OnCpu<'_> {
+    /// `most`, or what the other part of the classes leaves of the whole budget.
+    fn most_beside(&self, class: SizeClass, most: usize) -> usize {
+        most.min(self.caches.budget().saturating_sub(self.account().used_beside(class)))
+    }
+}
+
 impl Array for OnCpu<'_> {
     fn layout(&self) -> &'static Layout {
         &LAYOUT
@@ -298,7 +305,12 @@ impl Array for OnCpu<'_> {
     fn budget(&self, class: SizeClass) -> usize {
         let all = self.caches.budget();
         let extents = all / EXTENT_SHARE;
-        if usize::from(class) > SLAB_CLASSES { extents } else { all - extents }
+        if is_extent(class) { extents } else { self.most_beside(class, all - extents) }
+    }
+
+    fn budget_when_fast(&self, class: SizeClass) -> usize {
+        let all = self.caches.budget();
+        self.most_beside(class, all - all / EXTENT_SHARE)
     }
 
     fn arena(&self) -> usize {

@@ -10,12 +10,15 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::rseq::Header;
-use super::size_class::{CLASS_BYTES, CLASSES, SLAB_CLASSES, SizeClass, class_bytes};
+use super::size_class::{CLASS_BYTES, CLASSES, SLAB_CLASSES, SizeClass, class_bytes, is_extent};
 pub(crate) use crate::arena::transfer::{BATCH_MAX, batch_len as batch};
 use crate::os::linux;
 
 /// Classes that a miss looks at for room.
 const LOOKS: usize = 8;
+/// A class of extents.
+#[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
+const EXTENTS: SizeClass = CLASSES as SizeClass;
 /// Misses that don't look, after one whose looks found nothing.
 const REST: u32 = 16;
 /// A miss and an overflow cost 0.3 us together: further apart than this they are not worth the memory.
@@ -120,12 +123,17 @@ enum At {
 
 /// Which part of the account `class` belongs to.
 fn part(class: SizeClass) -> usize {
-    usize::from(usize::from(class) > SLAB_CLASSES)
+    usize::from(is_extent(class))
 }
 
 impl Account {
     pub(crate) fn used(&self) -> usize {
         self.used[0].load(Relaxed) + self.used[1].load(Relaxed)
+    }
+
+    /// What the room of the part that `class` does not belong to amounts to.
+    pub(crate) fn used_beside(&self, class: SizeClass) -> usize {
+        self.used[1 - part(class)].load(Relaxed)
     }
 
     /// Sets what the room amounts to, by a walk over `rooms`: bytes by class.
@@ -190,6 +198,10 @@ pub(crate) trait Array {
     /// The most bytes of room that the classes like `class` may have together: those of slabs, or
     /// those of extents.
     fn budget(&self, class: SizeClass) -> usize;
+    /// The same for extents of a class that runs empty and full fast.
+    fn budget_when_fast(&self, class: SizeClass) -> usize {
+        self.budget(class)
+    }
     /// The arena that serves it.
     fn arena(&self) -> usize;
     fn header(&self, class: SizeClass) -> Header;
@@ -215,7 +227,7 @@ pub(crate) fn refill(array: &impl Array, backend: &impl Backend, class: SizeClas
     }
     grow(array, backend, class, At::Empty);
     let Header { cur, end } = array.header(class);
-    let wanted = batch(class).min(usize::from(end.saturating_sub(cur)) + 1);
+    let wanted = batch_now(array, class).min(usize::from(end.saturating_sub(cur)) + 1);
     let got = backend.fetch(array.arena(), class, &mut blocks[..wanted]);
     let Some((&mut block, rest)) = blocks[..got].split_first_mut() else {
         return core::ptr::null_mut();
@@ -246,33 +258,45 @@ pub(crate) fn overflow(
         return;
     }
     let mut blocks = [block; BATCH_MAX];
-    let popped = array.pop_batch(class, &mut blocks[1..batch(class)]);
+    let popped = array.pop_batch(class, &mut blocks[1..batch_now(array, class)]);
     backend.store(array.arena(), class, &blocks[..=popped]);
+}
+
+/// Blocks that a miss fetches and an overflow gives back: of extents half the room, if that is more, since
+/// all CPUs wait for one another where they come from.
+fn batch_now(array: &impl Array, class: SizeClass) -> usize {
+    if !is_extent(class) {
+        return batch(class);
+    }
+    let room = array.header(class).end.saturating_sub(array.layout().first(class));
+    batch(class).max(usize::from(room) / 2).min(BATCH_MAX)
 }
 
 /// Gives `class` more room, if that helps; false where it does not, or it has all it may have.
 fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass, at: At) -> bool {
     let Header { end, .. } = array.header(class);
     let (first, max) = (array.layout().first(class), array.layout().max(class));
-    let slabs = part(class) == 0;
-    if slabs && !array.account().swings(class, at, || array.now_us()) && end > first {
+    let fast = array.account().swings(class, at, || array.now_us());
+    if !is_extent(class) && !fast && end > first {
         return false;
     }
+    // What the other part of the classes gives back counts at once.
+    let budget = || if fast { array.budget_when_fast(class) } else { array.budget(class) };
     let have = usize::from(end.saturating_sub(first));
     let left = usize::from(max) - have.min(usize::from(max));
     let size = class_bytes(class);
-    let batch = batch(class).min(left).min(array.budget(class) / size);
+    let batch = batch(class).min(left).min(budget() / size);
     let mut more = have.max(batch).min(left);
     if more == 0 || batch == 0 {
         return false;
     }
-    if !array.account().reserve(class, more * size, array.budget(class)) {
+    if !array.account().reserve(class, more * size, budget()) {
         more = batch;
         if !array.account().may_look(class) {
             return false;
         }
         steal(array, backend, class, more * size);
-        if !array.account().reserve(class, more * size, array.budget(class)) {
+        if !array.account().reserve(class, more * size, budget()) {
             array.account().looked_in_vain(class);
             return false;
         }
@@ -289,13 +313,16 @@ fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass, at: At) ->
 /// misses all the time, so a miss must stay cheap.
 fn steal(array: &impl Array, backend: &impl Backend, class: SizeClass, needed: usize) {
     let mut freed = 0;
-    for look in 0..LOOKS {
-        let victim = array.account().next_victim(part(class));
+    // Others take back what extents had of their share while they were fast: for good, so all are looked at.
+    let lent = array.account().used[1].load(Relaxed) > array.budget(EXTENTS);
+    let (from, looks) = if lent { (1, CLASSES - SLAB_CLASSES) } else { (part(class), LOOKS) };
+    for look in 0..looks {
+        let victim = array.account().next_victim(from);
         if victim == class || array.header(victim).end <= array.layout().first(victim) {
             continue;
         }
         let wanted = (needed - freed).div_ceil(class_bytes(victim));
-        if look >= LOOKS / 2 {
+        if lent || look >= LOOKS / 2 {
             evict_batch(array, backend, victim, wanted);
         }
         freed += shrink(array, victim, wanted);
@@ -441,6 +468,7 @@ mod tests {
         room: RefCell<Vec<u16>>,
         account: Account,
         budget: Cell<usize>,
+        budget_of_extents: Cell<usize>,
         now_us: Cell<u32>,
     }
 
@@ -452,6 +480,7 @@ mod tests {
                 // SAFETY: zero is what a new cache has.
                 account: unsafe { core::mem::zeroed() },
                 budget: Cell::new(budget),
+                budget_of_extents: Cell::new(budget),
                 now_us: Cell::new(0),
             }
         }
@@ -485,8 +514,12 @@ mod tests {
         fn account(&self) -> &Account {
             &self.account
         }
-        fn budget(&self, _class: SizeClass) -> usize {
-            self.budget.get()
+        fn budget(&self, class: SizeClass) -> usize {
+            let least = if is_extent(class) { self.budget_of_extents.get() } else { usize::MAX };
+            self.budget_when_fast(class).min(least)
+        }
+        fn budget_when_fast(&self, class: SizeClass) -> usize {
+            self.budget.get().saturating_sub(self.account.used_beside(class))
         }
         fn arena(&self) -> usize {
             0
@@ -605,6 +638,24 @@ mod tests {
             }
             assert_eq!(array.room.borrow()[4], room);
         }
+    }
+
+    #[test]
+    fn slabs_take_back_what_extents_had_while_they_were_fast() {
+        let (array, tokens) = (Plain::new(4 << 20), Tokens::new(&[32, 89], 6000));
+        array.budget_of_extents.set(1 << 20);
+        // 128 KiB each.
+        for _ in 0..6 {
+            let blocks: Vec<_> = (0..30).map(|_| array.alloc(&tokens, 89)).collect();
+            blocks.into_iter().for_each(|b| array.free(&tokens, 89, b));
+        }
+        assert!(array.account.used_beside(32) > 7 << 19, "{}", array.account.used_beside(32));
+        for _ in 0..100 {
+            let blocks: Vec<_> = (0..1000).map(|_| array.alloc(&tokens, 32)).collect();
+            blocks.into_iter().for_each(|b| array.free(&tokens, 32, b));
+            assert!(array.account.used() <= 4 << 20);
+        }
+        assert_eq!(array.account.used_beside(89), 1 << 20, "all that this class may have");
     }
 
     #[test]

@@ -95,6 +95,12 @@ pub(crate) fn class_bytes(class: SizeClass) -> usize {
     CLASS_BYTES[class as usize] as usize
 }
 
+/// Whether blocks of `class` are extents of their own.
+#[inline]
+pub(crate) fn is_extent(class: SizeClass) -> bool {
+    usize::from(class) > SLAB_CLASSES
+}
+
 /// The smallest class for `size` bytes whose slots all have alignment `align` (a power of two),
 /// if slabs start on a page of `page` bytes.
 pub(crate) fn class_of_aligned(size: usize, align: usize, page: usize) -> Option<SizeClass> {
