@@ -13,8 +13,10 @@ use crate::sync::atomic::{
 };
 use crate::sync::{UnsafeCell, const_fn};
 
-/// Most blocks in a batch.
-pub(crate) const BATCH_MAX: usize = 32;
+/// Most blocks in a batch: of [`SMALL_BYTES`] bytes and less, and half as many of larger ones.
+pub(crate) const BATCH_MAX: usize = 64;
+/// Of such blocks a batch is so few bytes that the stacks cost more than the memory.
+const SMALL_BYTES: usize = 256;
 const BATCH_BYTES: usize = 64 << 10;
 /// Of blocks that are extents of their own: a batch is taken as one run and cut.
 const EXTENT_BATCH_BYTES: usize = 1 << 20;
@@ -139,10 +141,11 @@ unsafe impl<const STACKS: usize, const NODES: usize> Send for Transfer<STACKS, N
 // the stacks.
 unsafe impl<const STACKS: usize, const NODES: usize> Sync for Transfer<STACKS, NODES> {}
 
-/// Blocks of `class` that travel together: at most 64 KiB (extents: 256 KiB) and [`BATCH_MAX`].
+/// Blocks of `class` that travel together: at most 64 KiB (extents: 1 MiB) and [`BATCH_MAX`].
 pub(crate) fn batch_len(class: SizeClass) -> usize {
     let bytes = if usize::from(class) > SLAB_CLASSES { EXTENT_BATCH_BYTES } else { BATCH_BYTES };
-    (bytes / class_bytes(class).max(1)).clamp(1, BATCH_MAX)
+    let size = class_bytes(class).max(1);
+    (bytes / size).clamp(1, if size <= SMALL_BYTES { BATCH_MAX } else { BATCH_MAX / 2 })
 }
 
 /// Most batches of `len` blocks that `class` may keep here.
@@ -321,8 +324,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_five_lines_and_a_new_one_is_zero() {
-        assert_eq!(size_of::<Node>(), 320);
+    fn a_node_is_nine_lines_and_a_new_one_is_zero() {
+        assert_eq!(size_of::<Node>(), 576);
         static FRESH: Small = Small::new();
         let words = core::ptr::from_ref(&FRESH).cast::<[u64; size_of::<Small>() / 8]>();
         // SAFETY: plain words, which nobody writes.
