@@ -90,7 +90,7 @@ impl Profile {
                 Record::Live(b) => {
                     assert!(b.site == 0 || p.sites.contains_key(&b.site), "{b:?}");
                     assert!(b.tag == 0 || p.tags.contains_key(&b.tag), "{b:?}");
-                    p.live.push(b.into());
+                    p.live.push(b);
                 }
                 Record::Totals(t) => p.totals.push((
                     [t.site, t.tag, t.space],

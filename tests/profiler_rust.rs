@@ -58,7 +58,7 @@ fn dump(name: &str) -> Profile {
             Record::Tag(t) => {
                 profile.tags.insert(t.tag, String::from_utf8_lossy(t.text.0).into_owned());
             }
-            Record::Live(b) => profile.live.push(b.into()),
+            Record::Live(b) => profile.live.push(b),
             Record::Stat(s) if s.name.0 == b"allocated_bytes" => profile.allocated_bytes = s.value,
             _ => {}
         }

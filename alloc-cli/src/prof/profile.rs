@@ -379,7 +379,7 @@ impl Snapshot {
     fn take(&mut self, record: Record<'_>) {
         match record {
             Record::Totals(totals) => self.totals.push(totals),
-            Record::Live(block) => self.live.push(block.into()),
+            Record::Live(block) => self.live.push(block),
             Record::Lifetimes(l) => {
                 let bins: Vec<f64> = l.bins.floats().collect();
                 let (times, steps) = bins.split_at((l.time_bins as usize).min(bins.len()));

@@ -335,7 +335,7 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
     totals(writer);
     for block in (1..LIVE.end()).filter_map(|index| LIVE.glance(index)) {
         writer.introduce(block.site, block.tag, block.thread);
-        writer.push(&Record::Live(block.into()));
+        writer.push(&Record::Live(block));
     }
     figures(writer);
     HEAP.pages.glance(|e| extent(writer, e));
