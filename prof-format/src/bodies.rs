@@ -347,6 +347,34 @@ bodies! {
         @ /// Name, then value.
         text: Text,
     }
+    /// Snapshot: what an arena of the host or a pool of device memory holds.
+    Pool {
+        /// An arena's index, or the pool's number.
+        index: u32,
+        /// Arenas: threads that are bound to it.
+        threads: u32,
+        /// Whose memory, see [`space`](crate::space): HOST is an arena.
+        space: u8,
+        /// Pools: the device's ordinal.
+        device: u8,
+        /// 1: all automatic arenas together, with the pages that they share; 2: one of them, which has slabs
+        /// only.
+        flags: u16,
+        /// None yet.
+        reserved: u32,
+        /// Blocks in use, with their rounding. Arenas: those in a cache of a CPU or thread among them.
+        live_bytes: u64,
+        /// Pools: blocks that were given back, and that a stream still uses.
+        pending_bytes: u64,
+        /// Free memory: slots of slabs for one of the automatic arenas, else pages too.
+        free_bytes: u64,
+        /// The memory that it has.
+        held_bytes: u64,
+        /// The most that it had; 0: not known.
+        peak_bytes: u64,
+        @ /// Its name.
+        name: Text,
+    }
     /// Snapshot: a mapping of the process with memory behind it, as the kernel counts it.
     Region {
         /// First address.

@@ -26,8 +26,8 @@ mod record;
 mod wire;
 
 pub use bodies::{
-    Block, Extent, Free, Lifetimes, Lost, Mapping, Opt, Period, Process, Region, Resize, Retag,
-    Site, SnapshotBegin, SnapshotEnd, Stat, Step, System, Tag, Thread, Totals,
+    Block, Extent, Free, Lifetimes, Lost, Mapping, Opt, Period, Pool, Process, Region, Resize,
+    Retag, Site, SnapshotBegin, SnapshotEnd, Stat, Step, System, Tag, Thread, Totals,
 };
 pub use chunk::{
     CHUNK_HEADER_BYTES, ChunkWriter, Chunks, Damage, MAGIC, MOST_PAYLOAD_BYTES, Records,

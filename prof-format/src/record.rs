@@ -1,7 +1,7 @@
 //! The kinds of records.
 use crate::bodies::{
-    Block, Body as _, Extent, Free, Lifetimes, Lost, Mapping, Opt, Period, Process, Region, Resize,
-    Retag, Site, SnapshotBegin, SnapshotEnd, Stat, Step, System, Tag, Thread, Totals,
+    Block, Body as _, Extent, Free, Lifetimes, Lost, Mapping, Opt, Period, Pool, Process, Region,
+    Resize, Retag, Site, SnapshotBegin, SnapshotEnd, Stat, Step, System, Tag, Thread, Totals,
 };
 use crate::wire::{Raw, frame};
 
@@ -76,6 +76,8 @@ kinds! {
     19 SnapshotEnd(SnapshotEnd),
     /// An option that is not at its default.
     20 Option(Opt<'a>),
+    /// Dump: what an arena or a pool of device memory holds.
+    21 Pool(Pool<'a>),
     /// Dump: a mapping with the memory behind it.
     32 Region(Region<'a>),
     /// Dump: what the system says of the process.

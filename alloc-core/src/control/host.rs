@@ -10,7 +10,7 @@ use super::report::{self, Format};
 use super::stats;
 use super::text::Line;
 use crate::prof;
-pub use crate::prof::DeviceBlock;
+pub use crate::prof::{DeviceBlock, DevicePool};
 use core::ffi::{c_char, c_void};
 
 /// Takes a piece of a report: the context, its bytes and their number.
@@ -21,6 +21,7 @@ const VALUE_BYTES: usize = options::TEXT_BYTES;
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
 
 /// Version 1 of the table.
 #[repr(C)]
@@ -60,6 +61,8 @@ pub struct HostTable {
     device_alloc: unsafe extern "C" fn(block: *const DeviceBlock) -> u64,
     /// Takes it off again; `pending` not 0: a stream still uses it, and a second call will follow.
     device_free: extern "C" fn(handle: u64, stream: u64, pending: u32),
+    /// Says what a pool of device memory holds, for whoever looks at the process; ENOSPC: there are too many.
+    device_pool: unsafe extern "C" fn(pool: *const DevicePool) -> i32,
 }
 
 /// The table of this allocator.
@@ -82,6 +85,7 @@ impl HostTable {
             report,
             device_alloc,
             device_free,
+            device_pool,
         }
     }
 
@@ -168,6 +172,13 @@ impl HostTable {
     /// will follow.
     pub fn device_free(&self, handle: u64, stream: u64, pending: bool) {
         (self.device_free)(handle, stream, u32::from(pending));
+    }
+
+    /// Says what a pool of device memory holds, for whoever looks at the process; false: there are too many.
+    pub fn device_pool(&self, pool: &DevicePool, name: &str) -> bool {
+        let pool = DevicePool { name: name.as_ptr(), name_bytes: name.len(), ..*pool };
+        // SAFETY: both are live for the call.
+        unsafe { (self.device_pool)(&raw const pool) == 0 }
     }
 
     /// Writes a report to `sink`; `false` where the host does not know the format.
@@ -305,6 +316,25 @@ extern "C" fn device_free(handle: u64, stream: u64, pending: u32) {
     prof::device_free(handle, stream, pending != 0);
 }
 
+/// # Safety
+/// `pool` is null or points to a pool that says its own size, and whose `name` is null or points to
+/// `name_bytes` bytes.
+unsafe extern "C" fn device_pool(pool: *const DevicePool) -> i32 {
+    // SAFETY: the caller's duty.
+    let Some(bytes) = (unsafe { pool.cast::<usize>().as_ref() }) else { return EINVAL };
+    if *bytes < size_of::<DevicePool>() {
+        return EINVAL;
+    }
+    // SAFETY: it is not smaller than what is known of it.
+    let pool = unsafe { &*pool };
+    // SAFETY: the caller's duty.
+    let name = unsafe { slice(pool.name, pool.name_bytes) };
+    if pool.id == 0 {
+        return EINVAL;
+    }
+    if prof::report_pool(pool, name) { 0 } else { ENOSPC }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -388,8 +418,10 @@ mod tests {
     fn the_layout_is_that_of_the_c_header() {
         assert_eq!(core::mem::offset_of!(HostTable, option_read), 8);
         assert_eq!(core::mem::offset_of!(HostTable, report), 56);
-        assert_eq!(size_of::<HostTable>(), 80);
+        assert_eq!(size_of::<HostTable>(), 88);
         assert_eq!(core::mem::offset_of!(DeviceBlock, device), 40);
         assert_eq!(size_of::<DeviceBlock>(), 64);
+        assert_eq!(core::mem::offset_of!(DevicePool, live_bytes), 24);
+        assert_eq!(size_of::<DevicePool>(), 80);
     }
 }

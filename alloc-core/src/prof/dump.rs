@@ -4,17 +4,20 @@ use core::ffi::CStr;
 use super::file::{Desk, Introduced, Writer};
 use super::{
     LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
-    page, system,
+    page, pools, system,
 };
+use crate::arena::Heap;
 use crate::arena::slab::free_slots;
 use crate::control::options::{self, Kind, TEXT_BYTES};
 use crate::control::stats::{self, Span, Unit};
 use crate::control::text::Line;
+use crate::explicit;
 use crate::extent::State;
 use crate::extent::page_map::LG_PAGE;
 use crate::front::size_class::class_bytes;
 use crate::os::file::File;
-use crate::os::{Errno, linux, start};
+use crate::os::linux::{self, Linux};
+use crate::os::{Errno, start};
 use crate::process::{self as the_process, HEAP};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use thermalloc_prof_format::{
@@ -338,9 +341,12 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
         writer.push(&Record::Live(block));
     }
     figures(writer);
-    HEAP.pages.glance(|e| extent(writer, e));
+    for heap in explicit::all_heaps() {
+        heap.pages.glance(|e| extent(writer, heap, e));
+    }
     system::regions(writer);
     system::limits(|record| writer.push(record));
+    pools::each(|record| writer.push(record));
     let (blocks, sites) = (MISSED.load(Relaxed), SITES.lost());
     if blocks + sites > 0 {
         writer.push(&Record::Lost(Lost { time_ns: now_ns(), events: 0, blocks, sites }));
@@ -385,7 +391,7 @@ fn figures(writer: &mut Writer<'_>) {
     }
 }
 
-fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
+fn extent(writer: &mut Writer<'_>, heap: &Heap<Linux>, e: &crate::extent::Extent) {
     let (state, start, pages) = (e.state(), e.start(), e.pages());
     let kind = match state {
         State::Slab => extent_state::SLAB,
@@ -408,17 +414,15 @@ fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
     }
     // It may have become something else meanwhile: a picture can bear to lack one.
     if (e.state(), e.start(), e.pages()) == (state, start, pages) {
+        let address = heap.pages.space.window.address(start);
         writer.push(&Record::Extent(Extent {
-            address: HEAP.pages.space.window.address(start) as u64,
+            address: address as u64,
             bytes: u64::from(pages) << LG_PAGE,
             state: kind,
             class_bytes: class,
             slots,
             used,
-            resident_bytes_plus_1: system::resident(
-                HEAP.pages.space.window.address(start),
-                (pages as usize) << LG_PAGE,
-            ),
+            resident_bytes_plus_1: system::resident(address, (pages as usize) << LG_PAGE),
         }));
     }
 }

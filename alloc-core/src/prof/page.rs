@@ -7,7 +7,7 @@
 use core::ptr::null_mut;
 
 use super::sites::MOST_FRAMES;
-use super::{SITES, TAGS, TOTALS, dump, map, now_ns, period, system};
+use super::{SITES, TAGS, TOTALS, dump, map, now_ns, period, pools, system};
 use crate::control::options;
 use crate::control::stats;
 use crate::control::text::Line;
@@ -156,6 +156,9 @@ fn fill(chunk: &mut ChunkWriter<'_>, chosen: &mut Chosen, now: u64, number: u64)
         chunk.push(&Record::Stat(Stat { value, unit: row.unit as u32, flags: 0, name }));
     }
     system::limits(|record| {
+        let _ = chunk.push(record);
+    });
+    pools::each(|record| {
         let _ = chunk.push(record);
     });
     let len = choose(&mut chosen.totals);

@@ -3,8 +3,9 @@
 //! not the allocator's.
 use super::file::Writer;
 use super::maps;
+use crate::explicit;
+use crate::extent::page_map::Window;
 use crate::os::{linux, start};
-use crate::process::HEAP;
 use thermalloc_prof_format::{Record, Region, System, Text};
 
 const PATH_BYTES: usize = 512;
@@ -25,9 +26,11 @@ impl Current {
     }
 
     fn begin(&mut self, mapping: &maps::Mapping<'_>) {
-        let window = &HEAP.pages.space.window;
-        let blocks = u32::from(window.page_of(mapping.start).is_some()) << 3;
-        let tables = u32::from(window.in_tables(mapping.start)) << 4;
+        let any = |is: fn(&Window, usize) -> bool| {
+            explicit::all_heaps().any(|heap| is(&heap.pages.space.window, mapping.start))
+        };
+        let blocks = u32::from(any(|window, at| window.page_of(at).is_some())) << 3;
+        let tables = u32::from(any(|window, at| window.in_tables(at))) << 4;
         self.region = Region {
             start: mapping.start as u64,
             end: mapping.end as u64,
