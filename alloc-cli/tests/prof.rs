@@ -475,8 +475,8 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     assert!(page.exists(), "a killed process leaves its page");
 }
 
-/// Dumps that the program writes with these options, by the letter of their reason.
-fn letters(name: &str, conf: &str, arguments: &[&str]) -> Vec<String> {
+/// Dumps that the program writes with these options: their reasons, and bytes of all.
+fn dumps(name: &str, conf: &str, arguments: &[&str]) -> (Vec<String>, u64) {
     let folder = Path::new(SCRATCH).join(name);
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
@@ -487,22 +487,35 @@ fn letters(name: &str, conf: &str, arguments: &[&str]) -> Vec<String> {
             .env("LD_PRELOAD", &MADE.library)
             .env("THERMALLOC_CONF", format!("prof:true,prof_prefix:{},{conf}", prefix.display())),
     );
-    let mut letters: Vec<String> = files(&folder, ".thprof")
+    let paths = files(&folder, ".thprof");
+    let bytes = paths.iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
+    let mut reasons: Vec<String> = paths
         .iter()
-        .map(|path| path.to_string_lossy().rsplit('.').nth(1).unwrap().to_owned())
+        .map(|path| {
+            let path = path.to_string_lossy();
+            let parts: Vec<&str> = path.rsplit('.').collect();
+            let [_, why, live, time, number, pid, ..] = parts[..] else { panic!("{path}") };
+            assert!(number.parse::<u32>().is_ok() && pid.parse::<u32>().is_ok(), "{path}");
+            assert!(live.strip_suffix('M').is_some_and(|mib| mib.parse::<u32>().is_ok()), "{path}");
+            assert!(time.len() == 16 && time.starts_with("20") && time.ends_with('Z'), "{path}");
+            why.to_owned()
+        })
         .collect();
-    letters.sort();
-    letters
+    reasons.sort();
+    (reasons, bytes)
 }
 
 #[test]
 fn dumps_when_memory_is_out_when_a_limit_is_near_and_no_more_than_the_quota() {
-    assert_eq!(letters("oom", "prof_oom:true", &["a", "b"]), ["o"]);
-    assert_eq!(letters("no-oom", "prof_final:true", &["a", "b"]), ["f"]);
+    assert_eq!(dumps("oom", "prof_oom:true", &["a", "b"]).0, ["oom"]);
+    assert_eq!(dumps("no-oom", "prof_final:true", &["a", "b"]).0, ["exit"]);
     let limit = "prof_limit_percent:99,limit_bytes:8388608";
-    assert_eq!(letters("limit", limit, &[]), ["l"]);
-    let quota = "lg_prof_interval:21,prof_dumps:3,prof_final:true";
-    assert_eq!(letters("quota", quota, &[]), ["i0", "i1", "i2"]);
+    assert_eq!(dumps("limit", limit, &[]).0, ["limit"]);
+    let quota = "lg_prof_interval:21,prof_final:true,prof_dumps";
+    let (reasons, bytes) = dumps("quota", &format!("{quota}:3"), &[]);
+    assert_eq!(reasons, ["interval"; 3]);
+    let (fewer, within) = dumps("bytes", &format!("{quota}_bytes:{}", bytes / 2), &[]);
+    assert!((1..3).contains(&fewer.len()) && within <= bytes / 2, "{within} of {bytes}: {fewer:?}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod heap_v2;
 mod live;
 mod log;
 mod maps;
+mod names;
 mod page;
 mod pools;
 mod ring;
@@ -629,7 +630,7 @@ pub fn dump_heap_v2(path: &core::ffi::CStr) -> Result<(), DumpError> {
 /// # Errors
 /// As [`dump`].
 pub fn dump_to_prefix() -> Result<(), DumpError> {
-    dump::by_prefix(b'u', b"request")
+    dump::by_prefix(names::Why::Request)
 }
 
 // Device memory

@@ -6,6 +6,7 @@
 //! has made its own.
 use core::ptr::null_mut;
 
+use super::names::Why;
 use super::sites::MOST_FRAMES;
 use super::{SITES, TAGS, TOTALS, dump, map, now_ns, period, pools, system};
 use crate::control::options;
@@ -107,7 +108,7 @@ pub(super) fn tend() {
     let (requested, served) = (word(page, WORD_REQUESTED), word(page, WORD_SERVED));
     let (asked, seen) = (requested.load(Acquire), served.load(Relaxed));
     if asked != seen && served.compare_exchange(seen, asked, AcqRel, Relaxed).is_ok() {
-        let _ = dump::by_prefix(b'u', b"request");
+        let _ = dump::by_prefix(Why::Request);
     }
 }
 
