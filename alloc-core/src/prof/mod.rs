@@ -546,6 +546,16 @@ impl Captured {
     }
 }
 
+/// What `f` does, in the scope that the calling thread is in now, on whatever thread it is done:
+/// `std::thread::spawn(prof::inherit(|| work()))`.
+pub fn inherit<R>(f: impl FnOnce() -> R) -> impl FnOnce() -> R {
+    let captured = capture();
+    move || {
+        let _scope = captured.attach();
+        f()
+    }
+}
+
 /// Opens a scope; the one before, for [`attach_raw`].
 #[doc(hidden)]
 pub fn push_raw(name: &[u8]) -> u32 {
