@@ -605,19 +605,18 @@ fn what_the_options_ask_for_at_the_end_and_between() {
     let said = text(&output.stderr);
     assert!(said.starts_with("thermalloc: leak: about "), "{said}");
     assert_eq!(said.lines().count(), 1);
-    let mut letters = HashMap::<char, usize>::new();
+    let mut reasons = HashMap::<String, usize>::new();
     for entry in std::fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let parts: Vec<_> = name.split('.').collect();
-        assert_eq!((parts[0], parts[4], parts.len()), ("p", "thprof", 5), "{name}");
-        let first = parts[3].chars().next().unwrap();
-        *letters.entry(first).or_default() += 1;
+        assert_eq!((parts[0], parts[6], parts.len()), ("p", "thprof", 7), "{name}");
+        *reasons.entry(parts[5].to_owned()).or_default() += 1;
         assert_eq!(Profile::read(&path).whole, 1);
     }
-    assert_eq!(letters[&'f'], 1);
-    assert!(letters[&'i'] >= 10, "{letters:?}");
-    assert!(letters[&'m'] >= 1, "{letters:?}");
+    assert_eq!(reasons["exit"], 1);
+    assert!(reasons["interval"] >= 10, "{reasons:?}");
+    assert!(reasons["peak"] >= 1, "{reasons:?}");
 }
 
 #[test]

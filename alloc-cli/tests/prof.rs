@@ -118,6 +118,13 @@ fn the_report_has_components_scopes_and_sites() {
         said["sites"].as_array().unwrap().iter().find(|row| row["stack"][0] == "planted_leak");
     assert_eq!(leak.unwrap()["live_bytes"], f64::from(200 * 65536));
     assert_eq!(leak.unwrap()["stack"][1], "main", "the allocator's frames are left out");
+    let grown = &said["growth"]["sites"][0];
+    assert_eq!(grown["stack"][0], "planted_leak", "{grown}");
+    let at: Vec<f64> =
+        grown["live_bytes"].as_array().unwrap().iter().map(|b| b.as_f64().unwrap()).collect();
+    assert!(at.len() == 4 && at.is_sorted() && at[0] > 0.0, "{at:?}");
+    assert_eq!(at[3], f64::from(200 * 65536));
+    assert_eq!(grown["growth_bytes"], at[3] - at[0]);
     let told = report("report", &[]);
     assert!(told.contains("planted_leak < main"), "{told}");
     assert!(told.contains("6.0 MiB"), "{told}");
@@ -452,6 +459,10 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     let said = must(tool().args(["stats", "--json", &pid])).stdout;
     let said: Value = serde_json::from_slice(&said).unwrap();
     assert!(said[0]["stats"]["allocated_bytes"].as_u64().unwrap() > 20 << 20, "{said}");
+    let all = &said[0]["pools"][0];
+    let [used, free, held] =
+        ["live_bytes", "free_bytes", "held_bytes"].map(|part| all[part].as_u64().unwrap());
+    assert!(all["name"] == "arenas of CPUs" && used > 20 << 20 && used + free == held, "{all}");
     let scrape = text(&must(tool().args(["stats", "--prometheus", &pid])).stdout);
     assert!(scrape.contains("component=\"weights\"} 6291456"), "{scrape}");
     must(tool().args(["stats", "--dump", &pid]));
@@ -467,7 +478,9 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     // A process that does nothing any more is read all the same.
     must(Command::new("kill").args(["-STOP", &pid]));
     let screen = text(&must(tool().args(["top", "--once", &pid])).stdout);
-    for part in ["leaky", "planted_leak < main", "weights", "[weights:encoder] model"] {
+    for part in
+        ["leaky", "planted_leak < main", "weights", "[weights:encoder] model", "arenas of CPUs"]
+    {
         assert!(screen.contains(part), "no {part} in\n{screen}");
     }
     drop(live);
