@@ -161,6 +161,48 @@ fn the_resident_size_is_explained() {
     );
 }
 
+/// A program of the examples, which has the allocator within itself.
+fn example(name: &str) -> PathBuf {
+    let target = Path::new(SCRATCH).join("examples");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    must(
+        Command::new(cargo)
+            .args(["build", "--release", "--package", "thermalloc", "--example", name])
+            .arg("--manifest-path")
+            .arg(thermalloc_tests::root().join("Cargo.toml"))
+            .arg("--target-dir")
+            .arg(&target),
+    );
+    target.join("release/examples").join(name)
+}
+
+#[test]
+fn the_resident_size_of_a_rust_service_is_explained() {
+    let folder = Path::new(SCRATCH).join("store");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let conf = format!("prof:true,prof_final:true,prof_prefix:{}", folder.join("s").display());
+    let output = must(Command::new(example("store")).arg("6000").env("THERMALLOC_CONF", conf));
+    let words = text(&output.stdout);
+    let kept = words.split(", ").find_map(|part| part.strip_suffix(" bytes"));
+    let kept: f64 = kept.unwrap_or_else(|| panic!("{words}")).parse().unwrap();
+    let dump = files(&folder, ".exit.thprof").pop().expect("a dump");
+    let said = text(&must(tool().args(["prof", "rss", "--json"]).arg(&dump)).stdout);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let share = said["explained_share"].as_f64().unwrap();
+    assert!((0.97..=1.0).contains(&share), "{said:#}");
+    let terms = said["terms"].as_array().unwrap();
+    assert!(terms.iter().all(|term| term["bytes"].as_f64().unwrap() >= 0.0), "{said:#}");
+    // The program knows the greatest part of what is live, and the kernel the sum.
+    let live = terms[0]["bytes"].as_f64().unwrap();
+    assert!((kept * 0.9..kept * 1.5).contains(&live), "{live} with {kept} of documents");
+    let resident = said["resident_bytes"].as_f64().unwrap();
+    let of_kernel = said["limits"]["resident_bytes"].as_f64().unwrap();
+    assert!((resident / of_kernel - 1.0).abs() < 0.03, "{resident} of {of_kernel}");
+    let report = text(&must(tool().args(["prof", "report"]).arg(&dump)).stdout);
+    assert!(report.contains("documents"), "{report}");
+}
+
 #[test]
 fn every_report_says_something_in_text_in_json_and_as_a_picture() {
     let log = MADE.log.to_string_lossy().into_owned();
