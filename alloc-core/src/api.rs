@@ -11,7 +11,7 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front::size_class::{
     CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX,
-    class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
+    class_at_once, class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
 };
 use crate::front::{self, apart};
 use crate::process::{self, HEAP};
@@ -81,6 +81,15 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 #[inline]
 #[must_use]
 pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
+    match class_at_once(size, align, PAGE) {
+        Some(class) => cached(class, size),
+        None => alloc_aligned_slow(size, align),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn alloc_aligned_slow(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
         Some(class) => cached(class, size),
         None if size == HUGE_BYTES && align <= HUGE_BYTES => cached(HUGE_CLASS, size),
