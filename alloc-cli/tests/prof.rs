@@ -574,6 +574,22 @@ fn dumps_when_memory_is_out_when_a_limit_is_near_and_no_more_than_the_quota() {
 }
 
 #[test]
+fn threads_inherit_scopes_where_the_launcher_is_told_so() {
+    let preloaded = |more: &[&str]| {
+        let prefix = Path::new(SCRATCH).join("inherit");
+        let mut command = run(&MADE.library);
+        let said = must(command.args(more).arg("-o").arg(prefix).args(["--", "/usr/bin/env"]));
+        let said = text(&said.stdout);
+        said.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=").map(str::to_owned)).unwrap()
+    };
+    let library = MADE.library.display().to_string();
+    assert_eq!(preloaded(&[]), library);
+    let both =
+        format!("{library}:{}", MADE.library.with_file_name("libthermalloc_threads.so").display());
+    assert_eq!(preloaded(&["--inherit-scopes"]), both);
+}
+
+#[test]
 fn programs_that_a_profiled_one_starts_are_not_profiled_and_its_forks_are() {
     let folder = Path::new(SCRATCH).join("children");
     let _ = std::fs::remove_dir_all(&folder);
