@@ -32,6 +32,15 @@ fn program(source: &str, flags: &[&str]) -> PathBuf {
     out
 }
 
+/// A program that needs names of jemalloc's.
+fn linked(name: &str) -> PathBuf {
+    let out = scratch(name);
+    let shared = library().shared.to_string_lossy().into_owned();
+    let include = format!("-I{}", root().join("alloc-capi/include").display());
+    compile(&format!("prof/{name}.c"), &out, &["-fPIE", "-pie", &include, &shared]);
+    out
+}
+
 /// The interpreter itself, not a script that looks for it.
 fn python() -> PathBuf {
     let found =
@@ -212,13 +221,7 @@ fn exact_mode_agrees_with_the_statistics_to_the_byte() {
 fn arenas(options: &str) -> Vec<(String, Vec<[u64; 3]>, Profile)> {
     let dump = scratch(&format!("arenas.{}", options.len()));
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    let program = PROGRAM.get_or_init(|| {
-        let out = scratch("arenas");
-        let shared = library().shared.to_string_lossy().into_owned();
-        let include = format!("-I{}", root().join("alloc-capi/include").display());
-        compile("prof/arenas.c", &out, &["-fPIE", "-pie", &include, &shared]);
-        out
-    });
+    let program = PROGRAM.get_or_init(|| linked("arenas"));
     let mut command = library().preload(program);
     let output = must(command.env("THERMALLOC_CONF", options).env("DUMP", &dump));
     let mut steps: Vec<(String, Vec<[u64; 3]>)> = Vec::new();
@@ -617,6 +620,23 @@ fn what_the_options_ask_for_at_the_end_and_between() {
     assert_eq!(reasons["exit"], 1);
     assert!(reasons["interval"] >= 10, "{reasons:?}");
     assert!(reasons["peak"] >= 1, "{reasons:?}");
+}
+
+#[test]
+fn jemallocs_names_steer_the_profiler() {
+    let folder = scratch("names");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let (heap, prefix) = (folder.join("a.heap"), folder.join("p"));
+    let mut command = library().preload(&linked("mallctl"));
+    let options = format!("prof:true,prof_budget:0,prof_prefix:{}", prefix.display());
+    must(command.arg(&heap).env("MALLOC_CONF", options));
+    let text = std::fs::read_to_string(&heap).unwrap();
+    assert!(text.starts_with("heap_v2/1\n") && text.contains(": 7654321 ["), "{text}");
+    let mut dumps = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let dump = dumps.find(|path| path.extension().is_some_and(|e| e == "thprof"));
+    let p = Profile::read(&dump.expect("a dump by the prefix"));
+    assert!(p.live.iter().any(|b| b.size == 7_654_321));
 }
 
 #[test]
