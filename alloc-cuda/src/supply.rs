@@ -15,10 +15,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Allocations of a heap between two looks at its pending blocks.
 pub(crate) const SETTLE_EVERY: u64 = 32;
-/// The pool's room beyond its peak: in these parts of the peak, at first and at most.
+/// The pool's room beyond its peak: in these parts of the peak, at first and at most. Segments
+/// cannot be rearranged as chunks can, and need more.
 const SLACK_PARTS: u64 = 2048;
 pub(crate) const SLACK_FIRST: u64 = 16;
-const SLACK_MOST: u64 = 256;
+const SLACK_MOST: u64 = 64;
+const SLACK_MOST_SEGMENTS: u64 = 240;
 /// Room that a pool of any size may have: streams with little memory keep their own.
 pub(crate) const ROOM: u64 = 8 * CHUNK;
 
@@ -95,7 +97,7 @@ impl Inner {
     /// make streams wait, or to stitch.
     pub(crate) fn is_cheap(&self, growth: u64, size: u64) -> bool {
         let in_use = self.in_use() + size;
-        let peak = lock(&self.heat).note(self.now_ms(), in_use, in_use);
+        let peak = lock(&self.heat).note(self.now_ms(), in_use);
         let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
         let reserved = self.reserved.load(Relaxed) - idle;
         reserved + growth <= peak + self.slack(peak) + ROOM
@@ -109,7 +111,9 @@ impl Inner {
     /// Notes that memory was rearranged. A program that asks for the same sizes again is served
     /// without, after its first rounds; one that does not is better off with more room.
     pub(crate) fn rearranged(&self, parts: u64) {
-        let more = |now: u64| (now < SLACK_MOST).then_some((now + parts).min(SLACK_MOST));
+        let is_virtual = self.gpu.backing == Backing::Virtual;
+        let most = if is_virtual { SLACK_MOST } else { SLACK_MOST_SEGMENTS };
+        let more = |now: u64| (now < most).then_some((now + parts).min(most));
         // At its most it stays.
         let _ = self.slack_parts.fetch_update(Relaxed, Relaxed, more);
     }
