@@ -485,7 +485,7 @@ impl Inner {
         let old = heap.unstitch_old(|stamp| shard.stream.is_done(stamp));
         let stitch = heap.claim_stitch(size);
         drop(heap);
-        self.rearranged(1);
+        self.rearranged(4);
         self.unmap_views(&old);
         let Some(stitch) = stitch else { return Ok(None) };
         let span = stitch.handles.len() as u64 * CHUNK;
@@ -525,7 +525,7 @@ impl Inner {
                     Box::new(move |stamp, _| stream.is_done(stamp))
                 });
                 if collected > 0 {
-                    self.rearranged(1);
+                    self.rearranged(4);
                 }
             }
         } else if ask.shard.pool == 0 && !self.captures.any() {
