@@ -17,7 +17,7 @@ pub(crate) const SMALL_MAX: u64 = 1 << 20;
 /// Sizes of small and of large blocks are multiples of these.
 const LG_SMALL_UNIT: u32 = 9;
 const LG_LARGE_UNIT: u32 = 15;
-/// A segment of at least this size is only used for blocks that take most of it.
+/// A segment for a request of at least this size is only used for blocks that take much of it.
 pub(crate) const OVERSIZE: u64 = 64 << 20;
 /// Stitched blocks that are kept for their next use.
 const VIEWS_MAX: usize = 512;
@@ -74,7 +74,7 @@ pub(crate) enum Source {
     /// Addresses, to which chunks are mapped.
     Virtual,
     /// One allocation, which begins at `base`; only whole segments go back.
-    Segment { base: u64, bytes: u64 },
+    Segment { base: u64, bytes: u64, oversize: bool },
     /// Addresses that show the chunks of others in another order.
     View,
 }
@@ -209,6 +209,8 @@ pub(crate) struct Heap {
     /// The most in use since the last look.
     pub(crate) recent_peak: u64,
     pub(crate) now_ms: u64,
+    /// The size of the block that a segment was last taken for.
+    pub(crate) grown_for: u64,
     /// Pending since an event was last recorded for them.
     pub(crate) unclosed_blocks: u32,
     pub(crate) unclosed_bytes: u64,
@@ -253,6 +255,7 @@ impl Heap {
             peaks: Books::default(),
             recent_peak: 0,
             now_ms: 0,
+            grown_for: 0,
             unclosed_blocks: 0,
             unclosed_bytes: 0,
             settled_at: 0,
@@ -654,7 +657,7 @@ impl Heap {
             source,
             first: 0,
             bin: match source {
-                Source::Segment { .. } if kind == Kind::Large && bytes >= OVERSIZE => OVERSIZE_BIN,
+                Source::Segment { oversize: true, .. } => OVERSIZE_BIN,
                 _ => kind as usize,
             },
             view: 0,
@@ -1137,7 +1140,7 @@ impl Heap {
             self.remove_free(first);
             self.regions[index] = None;
             self.drop_block(first);
-            if let Source::Segment { base, bytes } = source {
+            if let Source::Segment { base, bytes, .. } = source {
                 taken += bytes;
                 self.books.waste -= bytes - whole;
                 runs.push(Run { addr: base, bytes });

@@ -7,7 +7,7 @@
 use crate::driver::Error;
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, lock};
-use crate::heap::{CHUNK, Growth, Heap, Kind, Run, Source};
+use crate::heap::{CHUNK, Growth, Heap, Kind, OVERSIZE, Run, Source};
 use crate::oom::AllocError;
 use crate::pool::{Inner, Reuse, Shard};
 use std::sync::Arc;
@@ -21,6 +21,8 @@ const SLACK_PARTS: u64 = 2048;
 pub(crate) const SLACK_FIRST: u64 = 16;
 const SLACK_MOST: u64 = 64;
 const SLACK_MOST_SEGMENTS: u64 = 240;
+/// What the driver's pool takes from the device at a time.
+const DRIVER_PIECE: u64 = 32 << 20;
 /// Room that a pool of any size may have: streams with little memory keep their own.
 pub(crate) const ROOM: u64 = 8 * CHUNK;
 
@@ -61,7 +63,7 @@ impl Inner {
             return Ok(ptr);
         }
         self.look_for_cold();
-        let growth = shard.heap().growth_bytes(size).unwrap_or(size.next_multiple_of(CHUNK));
+        let growth = self.growth_bytes(shard, size);
         if !self.is_cheap(growth, size) {
             if let Some(ptr) = self.without_growth(&ask)? {
                 return Ok(ptr);
@@ -74,6 +76,14 @@ impl Inner {
             Err(Failure::NoMemory) => {}
         }
         self.out_of_memory(&ask)
+    }
+
+    /// How much memory the growth for a request takes.
+    fn growth_bytes(&self, shard: &Shard, size: u64) -> u64 {
+        if self.gpu.backing != Backing::Virtual {
+            return self.segment_bytes(size, 8).0;
+        }
+        shard.heap().growth_bytes(size).unwrap_or(size.next_multiple_of(CHUNK))
     }
 
     /// The ways that cost less than growth beyond the pool's usual size, the cheapest first.
@@ -108,7 +118,7 @@ impl Inner {
         peak / SLACK_PARTS * self.slack_parts.load(Relaxed)
     }
 
-    /// Notes that memory was rearranged. A program that asks for the same sizes again is served
+    /// Notes that memory was rearranged, or a stream made to wait. A program that asks for the same sizes again is served
     /// without, after its first rounds; one that does not is better off with more room.
     pub(crate) fn rearranged(&self, parts: u64) {
         let is_virtual = self.gpu.backing == Backing::Virtual;
@@ -202,6 +212,7 @@ impl Inner {
             }
             if ordered && let Some(ptr) = self.retake(home, ask) {
                 self.counts.waits.fetch_add(1, Relaxed);
+                self.rearranged(1);
                 return Ok(Some(ptr));
             }
         }
@@ -256,6 +267,8 @@ impl Inner {
                     && let Some(ptr) = self.take_from(home, ask, stamp)
                 {
                     self.counts.waits.fetch_add(1, Relaxed);
+                    self.rearranged(1);
+                self.rearranged(1);
                     return Ok(Some(ptr));
                 }
             } else if home.stream.close_and_query(&self.gpu, stamp)?
@@ -386,21 +399,35 @@ impl Inner {
         Err(Failure::NoMemory)
     }
 
+    /// The size of the segment to take for a request: the least one, and one that several blocks of
+    /// its size fill, up to a part of what there is.
+    fn segment_bytes(&self, size: u64, part: u64) -> (u64, u64) {
+        let reserved = self.reserved.load(Relaxed);
+        match Kind::of(size) {
+            Kind::Small => (CHUNK, CHUNK),
+            Kind::Large if self.gpu.backing == Backing::DriverPool => {
+                let least = size.next_multiple_of(DRIVER_PIECE);
+                let most = (reserved / part).min(5 * DRIVER_PIECE).max(least);
+                let spans = (least..=most).step_by(DRIVER_PIECE as usize);
+                // In percent: a little less waste is not worth a larger segment.
+                (least, spans.min_by_key(|span| span % size * 100 / span).unwrap_or(least))
+            }
+            Kind::Large => {
+                let share = (reserved / 32).clamp(4 * CHUNK, 16 * CHUNK);
+                let usual = if size >= share / 2 { size } else { share / size * size };
+                (size.next_multiple_of(CHUNK), usual.next_multiple_of(CHUNK))
+            }
+        }
+    }
+
     pub(crate) fn grow_segment(&self, ask: &Ask<'_>) -> Result<u64, Failure> {
         let Ask { shard, size, bytes, tag } = *ask;
-        let usual = match Kind::of(size) {
-            Kind::Small => CHUNK,
-            // The driver's pool has pieces of 32 MiB itself.
-            Kind::Large if self.gpu.backing == Backing::DriverPool => {
-                size.next_multiple_of(16 * CHUNK)
-            }
-            Kind::Large if size >= 16 << 20 => size,
-            Kind::Large => {
-                let share = self.reserved.load(Relaxed) / 32;
-                size.max(share.clamp(4 * CHUNK, 16 * CHUNK))
-            }
-        };
-        let mut span = usual.next_multiple_of(CHUNK);
+        let (least, usual) = self.segment_bytes(size, 8);
+        let mut span = if usual == least || self.is_cheap(usual, size) { usual } else { least };
+        if std::mem::replace(&mut shard.heap().grown_for, size) == size {
+            // What asks for one size again and again fills a large segment.
+            span = self.segment_bytes(size, 1).1;
+        }
         if !self.charge(span) {
             // A smaller segment may still be within the limit.
             span = size.next_multiple_of(CHUNK);
@@ -442,7 +469,7 @@ impl Inner {
         let stamp = if self.gpu.backing == Backing::DriverPool { stream.stamp() } else { 0 };
         let mut heap = shard.heap();
         heap.now_ms = self.now_ms();
-        let source = Source::Segment { base, bytes: whole };
+        let source = Source::Segment { base, bytes: whole, oversize: size >= OVERSIZE };
         let (region, block) = heap.add_region(first, span, Kind::of(size), source, stamp);
         if !self.map.set(first, span, Arc::as_ptr(shard) as usize, region) {
             heap.remove_region(region);
@@ -541,7 +568,7 @@ impl Inner {
             });
             if freed > 0 {
                 // Segments cost more than chunks: fewer times are enough.
-                self.rearranged(8);
+                self.rearranged(16);
             }
         }
     }
