@@ -21,7 +21,7 @@ const SLACK_PARTS: u64 = 2048;
 pub(crate) const SLACK_FIRST: u64 = 16;
 const SLACK_MOST: u64 = 64;
 const SLACK_MOST_SEGMENTS: u64 = 240;
-/// What the driver's pool takes from the device at a time.
+/// What the driver's pool takes from the device at least.
 const DRIVER_PIECE: u64 = 32 << 20;
 /// Room that a pool of any size may have: streams with little memory keep their own.
 pub(crate) const ROOM: u64 = 8 * CHUNK;
@@ -405,12 +405,12 @@ impl Inner {
         let reserved = self.reserved.load(Relaxed);
         match Kind::of(size) {
             Kind::Small => (CHUNK, CHUNK),
-            Kind::Large if self.gpu.backing == Backing::DriverPool => {
-                let least = size.next_multiple_of(DRIVER_PIECE);
-                let most = (reserved / part).min(5 * DRIVER_PIECE).max(least);
-                let spans = (least..=most).step_by(DRIVER_PIECE as usize);
+            Kind::Large if self.gpu.backing == Backing::DriverPool && size < DRIVER_PIECE => {
+                let most = (reserved / part).clamp(DRIVER_PIECE, 5 * DRIVER_PIECE);
+                let spans = (DRIVER_PIECE..=most).step_by(DRIVER_PIECE as usize);
                 // In percent: a little less waste is not worth a larger segment.
-                (least, spans.min_by_key(|span| span % size * 100 / span).unwrap_or(least))
+                let usual = spans.min_by_key(|span| span % size * 100 / span);
+                (DRIVER_PIECE, usual.unwrap_or(DRIVER_PIECE))
             }
             Kind::Large => {
                 let share = (reserved / 32).clamp(4 * CHUNK, 16 * CHUNK);
