@@ -7,7 +7,9 @@
 
 use crate::bins::Bins;
 use crate::block::{Block, BlockId, State};
+use crate::driver::Stream;
 use crate::fault::{self, planted};
+use crate::ledger::{Entered, Ledger};
 use std::collections::HashMap;
 
 /// The unit of physical memory.
@@ -219,6 +221,8 @@ pub(crate) struct Heap {
     /// The number of deferred frees then.
     settled_deferred: u64,
     pub(crate) counts: Counts,
+    /// The blocks that a ledger has, by number.
+    pub(crate) entered: Entered,
 }
 
 /// What happened in a heap.
@@ -234,7 +238,7 @@ pub(crate) struct Counts {
 }
 
 impl Heap {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(ledger: Option<&'static dyn Ledger>) -> Self {
         Self {
             blocks: vec![Block::default()],
             unused: 0,
@@ -261,6 +265,7 @@ impl Heap {
             settled_at: 0,
             settled_deferred: 0,
             counts: Counts::default(),
+            entered: Entered::new(ledger),
         }
     }
 
@@ -506,6 +511,7 @@ impl Heap {
                 continue;
             }
             let entry = self.pending.swap_remove(i);
+            self.entered.leave(u64::from(entry.block), Stream::NULL, false);
             let stamp = entry.needs.iter().map(|need| need.epoch).max().unwrap_or(0);
             settled += self.blocks[entry.block as usize].bytes;
             self.books.pending -= self.blocks[entry.block as usize].bytes;
@@ -538,6 +544,7 @@ impl Heap {
         user: u32,
     ) -> Option<BlockId> {
         let Pending { block: id, needs } = self.pending.swap_remove(at);
+        self.entered.leave(u64::from(id), Stream::NULL, false);
         self.books.pending -= self.blocks[id as usize].bytes;
         let whole = self.blocks[id as usize].bytes;
         if whole > bytes && self.region(id).source != Source::View {

@@ -141,7 +141,6 @@ impl Inner {
         };
         for shard in self.all_shards() {
             let heap = shard.heap();
-            if std::env::var_os("DBG").is_some() { eprintln!("DBG heap {} mapped {} active {} pending {} free {} peak {} regions {:?}", shard.stream.index, heap.books.mapped()>>20, heap.books.active>>20, heap.books.pending>>20, heap.books.free>>20, heap.peaks.active>>20, heap.regions().map(|r| format!("{:?}:{}", r.kind, r.bytes>>20)).collect::<Vec<_>>()); }
             s.mapped_bytes += heap.books.mapped();
             s.active_bytes += heap.books.active;
             s.active_peak_bytes += heap.peaks.active;
@@ -160,7 +159,6 @@ impl Inner {
             s.deferred_frees += heap.counts.deferred;
             s.cross_stream_reuses += heap.counts.cross_stream;
         }
-        if std::env::var_os("DBG").is_some() { eprintln!("DBG slack {}", self.slack_parts.load(Relaxed)); }
         for stream in self.all_streams() {
             s.event_records += stream.records.load(Relaxed);
             s.event_queries += stream.queries.load(Relaxed);

@@ -268,7 +268,7 @@ impl Inner {
                 {
                     self.counts.waits.fetch_add(1, Relaxed);
                     self.rearranged(1);
-                self.rearranged(1);
+                    self.rearranged(1);
                     return Ok(Some(ptr));
                 }
             } else if home.stream.close_and_query(&self.gpu, stamp)?

@@ -9,6 +9,8 @@ use super::options::{self, OPTIONS, SetError};
 use super::report::{self, Format};
 use super::stats;
 use super::text::Line;
+use crate::companion;
+pub use crate::companion::Companion;
 use crate::prof;
 pub use crate::prof::DeviceBlock;
 use core::ffi::{c_char, c_void};
@@ -60,6 +62,8 @@ pub struct HostTable {
     device_alloc: unsafe extern "C" fn(block: *const DeviceBlock) -> u64,
     /// Takes it off again; `pending` not 0: a stream still uses it, and a second call will follow.
     device_free: extern "C" fn(handle: u64, stream: u64, pending: u32),
+    /// Lets the background thread set a companion's pace: 0, or EINVAL. It stays as long as the process.
+    companion_add: unsafe extern "C" fn(companion: *const Companion) -> i32,
 }
 
 /// The table of this allocator.
@@ -82,6 +86,7 @@ impl HostTable {
             report,
             device_alloc,
             device_free,
+            companion_add,
         }
     }
 
@@ -168,6 +173,12 @@ impl HostTable {
     /// will follow.
     pub fn device_free(&self, handle: u64, stream: u64, pending: bool) {
         (self.device_free)(handle, stream, u32::from(pending));
+    }
+
+    /// Lets the background thread set a companion's pace; `false` where the two do not fit.
+    pub fn companion_add(&self, companion: &'static Companion) -> bool {
+        // SAFETY: it stays as long as the process.
+        unsafe { (self.companion_add)(companion) == 0 }
     }
 
     /// Writes a report to `sink`; `false` where the host does not know the format.
@@ -305,6 +316,16 @@ extern "C" fn device_free(handle: u64, stream: u64, pending: u32) {
     prof::device_free(handle, stream, pending != 0);
 }
 
+/// # Safety
+/// `companion` is null or points to a companion that stays as long as the process.
+unsafe extern "C" fn companion_add(companion: *const Companion) -> i32 {
+    // SAFETY: the caller's duty.
+    match unsafe { companion.as_ref() } {
+        Some(companion) if companion::add(companion) => 0,
+        _ => EINVAL,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -388,7 +409,9 @@ mod tests {
     fn the_layout_is_that_of_the_c_header() {
         assert_eq!(core::mem::offset_of!(HostTable, option_read), 8);
         assert_eq!(core::mem::offset_of!(HostTable, report), 56);
-        assert_eq!(size_of::<HostTable>(), 80);
+        assert_eq!(core::mem::offset_of!(HostTable, companion_add), 80);
+        assert_eq!(size_of::<HostTable>(), 88);
+        assert_eq!(size_of::<Companion>(), 24);
         assert_eq!(core::mem::offset_of!(DeviceBlock, device), 40);
         assert_eq!(size_of::<DeviceBlock>(), 64);
     }

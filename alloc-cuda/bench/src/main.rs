@@ -20,7 +20,9 @@ fn main() -> std::process::ExitCode {
         }
         Some("real") => real::run(&mut out),
         Some("csv") => replay::run(&mut out, true),
-        _ => Err(std::io::Error::other("usage: thermalloc-cuda-bench cost | traces | csv | vary SEEDS | real")),
+        _ => Err(std::io::Error::other(
+            "usage: thermalloc-cuda-bench cost | traces | csv | vary SEEDS | real",
+        )),
     };
     match done {
         Ok(()) => std::process::ExitCode::SUCCESS,
