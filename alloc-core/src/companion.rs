@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::background;
 use crate::os::linux;
+use crate::process;
 
 /// What a library shares with the allocator. Layout of the C header.
 #[repr(C)]
@@ -58,9 +59,10 @@ fn all() -> impl Iterator<Item = &'static Companion> {
     })
 }
 
-/// Adds a companion; a second time it changes nothing. `false`: it is of another version.
+/// Adds a companion; a second time it changes nothing. `false`: it is of another version, or memory is
+/// out. It may come before the process's first block.
 pub(crate) fn add(companion: &'static Companion) -> bool {
-    if companion.struct_bytes < size_of::<Companion>() {
+    if companion.struct_bytes < size_of::<Companion>() || !process::ready() {
         return false;
     }
     let new = ptr::from_ref(companion).cast_mut();

@@ -11,6 +11,7 @@ use super::stats;
 use super::text::Line;
 use crate::companion;
 pub use crate::companion::Companion;
+use crate::process;
 use crate::prof;
 pub use crate::prof::DeviceBlock;
 use core::ffi::{c_char, c_void};
@@ -218,6 +219,8 @@ unsafe extern "C" fn option_read(
     out: *mut u8,
     out_len: usize,
 ) -> isize {
+    // Before the process's first block nobody has read what it sets.
+    let _ = process::ready();
     // SAFETY: the caller's duty.
     let Some(row) = options::find_bytes(unsafe { slice(name, name_len) }) else {
         return -1;
@@ -240,6 +243,7 @@ unsafe extern "C" fn option_write(
     value: *const u8,
     value_len: usize,
 ) -> i32 {
+    let _ = process::ready();
     // SAFETY: the caller's duty.
     let name = unsafe { slice(name, name_len) };
     // SAFETY: the caller's duty.

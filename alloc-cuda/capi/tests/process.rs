@@ -22,6 +22,18 @@ fn library() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
+/// libthermalloc, built beside it; where `THERMALLOC_LIB_DIR` is set, taken from that folder.
+fn host_library() -> PathBuf {
+    if let Some(folder) = std::env::var_os("THERMALLOC_LIB_DIR") {
+        return PathBuf::from(folder).join("libthermalloc.so");
+    }
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libthermalloc_cuda");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--package", "thermalloc-capi", "--target-dir"]).arg(&target);
+    succeed(cargo.arg("--manifest-path").arg(here().join("Cargo.toml")));
+    target.join("debug/libthermalloc.so")
+}
+
 /// The simulated driver, which cargo builds for this test.
 fn driver() -> PathBuf {
     let me = std::env::current_exe().expect("this test");
@@ -61,6 +73,7 @@ fn compile(folder: &Path, compiler: &str, source: &str) -> PathBuf {
     command.args(["-Wall", "-Wextra", "-Werror", "-g", "-o"]).arg(&program);
     command.arg(here().join("tests").join(source));
     command.arg("-I").arg(here().join("include")).arg("-L").arg(folder);
+    command.arg("-I").arg(here().join("../../alloc-capi/include"));
     if compiler == "cc" {
         command.arg("-lthermalloc_cuda");
     } else {
@@ -87,6 +100,25 @@ fn a_c_program_and_its_snapshot_in_python() {
     run(&folder, &program, Some(&pickle));
     let check = here().join("tests/snapshot.py");
     succeed(Command::new("python3").arg(check).arg(&pickle));
+}
+
+#[test]
+fn beside_libthermalloc_there_is_one_ledger_one_set_of_options_and_one_pace() {
+    let folder = folder("host", true);
+    let program = compile(&folder, "cc", "host.c");
+    let host = host_library();
+    for (argument, conf) in [
+        ("ledger", "prof:true"),
+        ("paced", "hot_window_ms:200,dirty_decay_ms:200"),
+        ("no-thread", "hot_window_ms:200,dirty_decay_ms:200,background_thread:false"),
+        ("live", "hot_window_ms:60000"),
+    ] {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "60"]).arg(&program).arg(argument);
+        command.env("LD_LIBRARY_PATH", &folder).env("LD_PRELOAD", &host);
+        command.env("THERMALLOC_CONF", conf).env("THERMALLOC_CUDA_SIM", "vram=8g");
+        succeed(&mut command);
+    }
 }
 
 #[test]
