@@ -54,6 +54,15 @@ struct thermalloc_device_block {
   size_t user_bytes;
 };
 
+/* A library that goes with the allocator and has a thread of its own, which the background thread wakes
+ * each time it looks: a private futex. Zeros but for struct_bytes; it stays as long as the process. */
+struct thermalloc_companion {
+  size_t struct_bytes; /* sizeof(struct thermalloc_companion) */
+  void *next;          /* the allocator's own */
+  uint32_t looks;      /* one more at each look */
+  uint32_t reserved;
+};
+
 /* A pool of device memory, for whoever looks at the process from outside. */
 struct thermalloc_device_pool {
   size_t struct_bytes; /* bytes of this struct */
@@ -96,6 +105,8 @@ struct thermalloc_host_v1 {
   uint64_t (*device_alloc)(const struct thermalloc_device_block *block);
   /* Takes it off again; pending not 0: a stream still uses it, and a second call will follow. */
   void (*device_free)(uint64_t handle, uint64_t stream, uint32_t pending);
+  /* Lets the background thread set a companion's pace: 0, or EINVAL. */
+  int32_t (*companion_add)(struct thermalloc_companion *companion);
   /* Says what a pool of device memory holds, as often as it likes: 0, EINVAL, or ENOSPC where there are too
    * many. */
   int32_t (*device_pool)(const struct thermalloc_device_pool *pool);
