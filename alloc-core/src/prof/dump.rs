@@ -18,6 +18,7 @@ use crate::extent::page_map::LG_PAGE;
 use crate::front::size_class::class_bytes;
 use crate::os::file::File;
 use crate::os::linux::{self, Linux};
+use crate::os::page_scan::PageScan;
 use crate::os::{Errno, start};
 use crate::process::{self as the_process, HEAP};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -337,9 +338,11 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
         writer.push(&Record::Live(block));
     }
     figures(writer);
+    let scan = PageScan::open();
     for heap in explicit::all_heaps() {
-        heap.pages.glance(|e| extent(writer, heap, e));
+        heap.pages.glance(|e| extent(writer, heap, scan.as_ref(), e));
     }
+    drop(scan);
     system::regions(writer);
     system::limits(|record| writer.push(record));
     pools::each(|record| writer.push(record));
@@ -387,7 +390,12 @@ fn figures(writer: &mut Writer<'_>) {
     }
 }
 
-fn extent(writer: &mut Writer<'_>, heap: &Heap<Linux>, e: &crate::extent::Extent) {
+fn extent(
+    writer: &mut Writer<'_>,
+    heap: &Heap<Linux>,
+    scan: Option<&PageScan>,
+    e: &crate::extent::Extent,
+) {
     let (state, start, pages) = (e.state(), e.start(), e.pages());
     let kind = match state {
         State::Slab => extent_state::SLAB,
@@ -418,7 +426,7 @@ fn extent(writer: &mut Writer<'_>, heap: &Heap<Linux>, e: &crate::extent::Extent
             class_bytes: class,
             slots,
             used,
-            resident_bytes_plus_1: system::resident(address, (pages as usize) << LG_PAGE),
+            resident_bytes_plus_1: system::resident(scan, address, (pages as usize) << LG_PAGE),
         }));
     }
 }
