@@ -87,7 +87,6 @@ kinds! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::component;
     use crate::space;
     use crate::wire::{Field as _, Text, Words, split};
 
@@ -292,13 +291,5 @@ mod tests {
         let mut buffer = vec![0; 9 * 65_536];
         let opt = Opt { name_bytes: 0, flags: 0, text: Text(&long) };
         assert!(Record::Option(opt).encode(&mut buffer).is_none());
-    }
-
-    #[test]
-    fn components_have_names() {
-        assert_eq!(component::find(b"kv_cache"), Some(component::KV_CACHE));
-        assert_eq!(component::find(b"other"), Some(component::OTHER));
-        assert_eq!(component::find(b"nothing"), None);
-        assert_eq!(component::NAMES.len(), usize::from(component::OTHER) + 1);
     }
 }

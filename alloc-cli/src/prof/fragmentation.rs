@@ -192,7 +192,7 @@ fn draw(all: &[Analysis], chosen: &Snapshot, of: &Analysis) -> String {
             let Some(e) = e else { continue };
             #[allow(clippy::cast_precision_loss, reason = "a few hundred cells")]
             let at = cell as f64 / CELLS as f64;
-            let name = extent_state::NAMES.get(e.state as usize).copied().unwrap_or("?");
+            let name = extent_state::name(e.state);
             let title = if e.state == extent_state::SLAB {
                 format!(
                     "slab of {}: {} of {} used; {} resident here",
@@ -267,4 +267,22 @@ fn cells(s: &Snapshot, axis: &Axis) -> Vec<(Option<Extent>, f64)> {
         }
     }
     cells.into_iter().map(|(holder, _, sum)| (holder, sum)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_windows_are_drawn_side_by_side() {
+        let extent = |address, bytes| Extent { address, bytes, ..Extent::default() };
+        let extents = [extent(1 << 40, 300), extent(100, 50), extent(150, 50), extent(100, 50)];
+        let axis = Axis::of(extents.iter());
+        assert_eq!(axis.length(), 400);
+        let at = [100, 150, 199, 1 << 40, (1 << 40) + 299].map(|address| axis.at(address));
+        assert_eq!(at, [0, 50, 99, 100, 399]);
+        let s = Snapshot { extents: extents.to_vec(), ..Snapshot::default() };
+        assert!(cells(&s, &axis).iter().all(|(holder, _)| holder.is_some()), "no gap");
+        assert_eq!(Axis::of([].into_iter()).length(), 1);
+    }
 }
