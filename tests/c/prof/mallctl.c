@@ -51,7 +51,8 @@ int main(int argc, char **argv) {
   CHECK(!set("thread.prof.active", true) && of(10, 3 << 20) == 10, "this thread again");
   lg = 0;
   CHECK(!mallctl("prof.reset", NULL, NULL, &lg, sizeof lg) && size("prof.lg_sample") == 0, "reset");
-  free(malloc(1 << 20));
+  /* A thread looks at the period once in 2 MiB. */
+  free(malloc(3 << 20));
   CHECK(of(1000, 100) == 1000, "all of them");
   lg = 62;
   CHECK(!mallctl("prof.reset", NULL, NULL, &lg, sizeof lg) && size("prof.lg_sample") == 62, "reset");
