@@ -11,7 +11,7 @@ version=$(sed -n '/^\[workspace\.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$h
 major=${version%%.*}
 
 if [ -z "${LIB_FROM:-}" ]; then
-  (cd "$here/.." && cargo build --release -p thermalloc-capi)
+  (cd "$here/.." && cargo build --release -p thermalloc-capi -p thermalloc-threads)
   LIB_FROM=${CARGO_TARGET_DIR:-$here/../target}/release
 fi
 
@@ -22,6 +22,9 @@ mkdir -p "$lib/pkgconfig" "$compat/pkgconfig" "$include/compat/jemalloc"
 install -m 755 "$LIB_FROM/libthermalloc.so" "$lib/libthermalloc.so.$version"
 ln -sf "libthermalloc.so.$version" "$lib/libthermalloc.so.$major"
 ln -sf "libthermalloc.so.$major" "$lib/libthermalloc.so"
+if [ -f "$LIB_FROM/libthermalloc_threads.so" ]; then
+  install -m 755 "$LIB_FROM/libthermalloc_threads.so" "$lib/libthermalloc_threads.so"
+fi
 # Variables that a program may define itself: two strong ones would not link.
 set --
 for p in '' je_ jemalloc_; do

@@ -136,7 +136,8 @@ fn callgrind_counts_the_same_on_the_thread_cache() {
     let program = program("fast_path_callgrind");
     for case in ["pair_64", "pair_32768", "sized_64"] {
         // Beyond the call itself call_malloc and call_free have three instructions each.
-        let both = (callgrind(&program, case, 3000) - callgrind(&program, case, 1000)) / 2000 - 6;
+        let both =
+            (callgrind(&program, case, 3000, "") - callgrind(&program, case, 1000, "")) / 2000 - 6;
         let (malloc, free) = golden()[&("cache".into(), case.into())];
         assert!(
             (both - malloc - free).abs() <= 2 * TOLERANCE,
@@ -145,9 +146,29 @@ fn callgrind_counts_the_same_on_the_thread_cache() {
     }
 }
 
+/// With the profiler on the path is the same, and what samples take is little beside it: at the default
+/// period one pair of 64 bytes in 8192 is recorded.
+#[test]
+fn the_profiler_adds_an_instruction_to_a_pair() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return skipped("no valgrind");
+    }
+    let program = program("fast_path_profiled");
+    let (few, many) = (100_000, 400_000);
+    let pairs = many - few;
+    let spent = |conf| {
+        callgrind(&program, "pair_64", many, conf) - callgrind(&program, "pair_64", few, conf)
+    };
+    let (off, on) = (spent(""), spent("prof:true,prof_budget:0,prof_seed:1"));
+    assert!(on > off, "{off} off, {on} on: nothing was recorded");
+    assert!(on - off < 2 * pairs, "{} a pair off, {} on", off / pairs, on / pairs);
+    assert!((on - off) * 100 < 2 * off, "less than 2 %: {off} off, {on} on");
+}
+
 /// Instructions below the program's call_* functions.
-fn callgrind(program: &Path, case: &str, rounds: i64) -> i64 {
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("callgrind.{case}.{rounds}"));
+fn callgrind(program: &Path, case: &str, rounds: i64, conf: &str) -> i64 {
+    let name = format!("callgrind.{case}.{rounds}.{}", conf.len());
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", "120", "valgrind", "--tool=callgrind", "--toggle-collect=call_*"]);
     command.arg(format!("--callgrind-out-file={}", out.display())).arg(program);
@@ -156,6 +177,7 @@ fn callgrind(program: &Path, case: &str, rounds: i64) -> i64 {
             .arg(case)
             .arg(rounds.to_string())
             .env("LD_PRELOAD", &library().shared)
+            .env("THERMALLOC_CONF", conf)
             .env("LD_BIND_NOW", "1"),
     );
     let found = std::fs::read_to_string(&out).expect("callgrind's file");

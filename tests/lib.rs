@@ -16,6 +16,8 @@ pub struct Library {
     pub shared: PathBuf,
     /// `libthermalloc.a`.
     pub archive: PathBuf,
+    /// `libthermalloc_threads.so`.
+    pub threads: PathBuf,
 }
 
 impl Library {
@@ -38,6 +40,8 @@ impl Library {
                             "--release",
                             "--package",
                             "thermalloc-capi",
+                            "--package",
+                            "thermalloc-threads",
                             "--target-dir",
                         ])
                         .arg(&target)
@@ -51,6 +55,7 @@ impl Library {
         let library = Self {
             shared: folder.join("libthermalloc.so"),
             archive: folder.join("libthermalloc.a"),
+            threads: folder.join("libthermalloc_threads.so"),
         };
         for file in [&library.shared, &library.archive] {
             assert!(file.is_file(), "{} was not built", file.display());

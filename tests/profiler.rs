@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use thermalloc_prof_format::{
     Block, Damage, Record, Records, component, extent_state, source, space,
 };
-use thermalloc_tests::{Library, compile, must, root, text};
+use thermalloc_tests::{Library, compile, must, root, skipped, text};
 
 const SCRATCH: &str = env!("CARGO_TARGET_TMPDIR");
 
@@ -29,6 +29,15 @@ fn program(source: &str, flags: &[&str]) -> PathBuf {
     let include = format!("-I{}", root().join("alloc-capi/include").display());
     let flags = [&["-fPIE", "-pie", "-pthread", "-ldl", &include], flags].concat();
     compile(source, &out, &flags);
+    out
+}
+
+/// A program that needs names of jemalloc's.
+fn linked(name: &str) -> PathBuf {
+    let out = scratch(name);
+    let shared = library().shared.to_string_lossy().into_owned();
+    let include = format!("-I{}", root().join("alloc-capi/include").display());
+    compile(&format!("prof/{name}.c"), &out, &["-fPIE", "-pie", &include, &shared]);
     out
 }
 
@@ -90,7 +99,7 @@ impl Profile {
                 Record::Live(b) => {
                     assert!(b.site == 0 || p.sites.contains_key(&b.site), "{b:?}");
                     assert!(b.tag == 0 || p.tags.contains_key(&b.tag), "{b:?}");
-                    p.live.push(b.into());
+                    p.live.push(b);
                 }
                 Record::Totals(t) => p.totals.push((
                     [t.site, t.tag, t.space],
@@ -130,7 +139,7 @@ impl Profile {
                 | Record::Step(_)
                 | Record::Period(_) => p.events.push(record),
                 Record::Process(_) | Record::Thread(_) | Record::Lifetimes(_) => {}
-                Record::Region(_) | Record::System(_) => {}
+                Record::Region(_) | Record::System(_) | Record::Pool(_) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -206,6 +215,74 @@ fn exact_mode_agrees_with_the_statistics_to_the_byte() {
     let of = |state| p.extents.iter().filter(|e| e.0 == state).count() as u64;
     assert_eq!(of(extent_state::LARGE), p.stats["large_live_blocks"]);
     assert!(of(extent_state::SAMPLED) > 300);
+}
+
+/// Steps of a program with explicit arenas and caches: what it told of each and what the ledger had.
+fn arenas(options: &str) -> Vec<(String, Vec<[u64; 3]>, Profile)> {
+    let dump = scratch(&format!("arenas.{}", options.len()));
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let program = PROGRAM.get_or_init(|| linked("arenas"));
+    let mut command = library().preload(program);
+    let output = must(command.env("THERMALLOC_CONF", options).env("DUMP", &dump));
+    let mut steps: Vec<(String, Vec<[u64; 3]>)> = Vec::new();
+    for line in text(&output.stdout).lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [step, address, size, usable] = words[..] else { panic!("{line}") };
+        let told = [address, size, usable].map(|word| word.parse().unwrap());
+        match steps.last_mut() {
+            Some((last, all)) if last == step => all.push(told),
+            _ => steps.push((step.to_owned(), vec![told])),
+        }
+    }
+    steps.push(("nothing".to_owned(), Vec::new()));
+    let read = |(step, told): (String, Vec<[u64; 3]>)| {
+        let p = Profile::read(&PathBuf::from(format!("{}.{step}", dump.display())));
+        (step, told, p)
+    };
+    steps.into_iter().map(read).collect()
+}
+
+#[test]
+fn explicit_arenas_and_caches_agree_to_the_byte_after_each_step() {
+    let steps = arenas(EXACT);
+    assert_eq!(steps.len(), 19);
+    for (step, told, p) in &steps {
+        let usable: u64 = p.live.iter().map(|b| b.usable).sum();
+        assert_eq!(usable, p.stats["allocated_bytes"], "{step}: every live block is known");
+        assert_eq!((p.stats["prof_missed"], p.lost), (0, (0, 0, 0)), "{step}");
+        assert_eq!(p.sum(1), p.live.iter().map(|b| b.size).sum::<u64>(), "{step}");
+        let by_address: HashMap<u64, &Block> = p.live.iter().map(|b| (b.address, b)).collect();
+        for &[address, size, usable] in told {
+            let b = by_address.get(&address).unwrap_or_else(|| panic!("{step}: {size} is missing"));
+            assert_eq!((b.size, b.usable), (size, usable), "{step}");
+        }
+        // Beside them only what the C library has for itself.
+        let others = p.live.len() - told.len();
+        assert!(others < 10, "{step}: {others} more");
+        let extents: u64 = p.extents.iter().map(|e| e.1).sum();
+        assert_eq!(extents, p.stats["mapped_bytes"], "{step}: those of all arenas");
+    }
+}
+
+#[test]
+fn samples_in_explicit_arenas_and_caches_come_and_go() {
+    let steps = arenas("prof:true,lg_prof_sample:14,prof_budget:0,prof_seed:3");
+    for (step, told, p) in &steps {
+        let by_address: HashMap<u64, [u64; 2]> =
+            told.iter().map(|&[address, size, usable]| (address, [size, usable])).collect();
+        let mut known = 0;
+        for b in &p.live {
+            if let Some(told) = by_address.get(&b.address) {
+                assert_eq!([b.size, b.usable], *told, "{step}");
+                known += 1;
+            }
+        }
+        assert!(p.live.len() - known < 10, "{step}: {} stay", p.live.len() - known);
+        let large = told.iter().filter(|[_, size, _]| *size > 1 << 20).count();
+        assert!(known >= large && (told.is_empty() || known > 0), "{step}: {known} of {large}");
+        assert_eq!(p.stats["prof_live_blocks"], p.live.len() as u64, "{step}");
+        assert_eq!((p.stats["prof_missed"], p.lost), (0, (0, 0, 0)), "{step}");
+    }
 }
 
 /// Every stack that the program told is that of the block's site, from the first frame that both can
@@ -284,6 +361,33 @@ fn stacks_of_cpython_are_those_of_backtrace() {
     let broken = p.sites.values().filter(|(_, flags)| *flags == 2).count();
     assert_eq!(broken, 0, "of {} stacks", p.sites.len());
     assert!(p.sites.len() > 1000);
+    assert_eq!(p.live.iter().map(|b| b.usable).sum::<u64>(), p.stats["allocated_bytes"]);
+}
+
+#[test]
+fn threads_inherit_scopes_where_that_is_wanted() {
+    if !library().threads.is_file() {
+        return skipped("libthermalloc_threads.so was not built");
+    }
+    let dump = scratch("threads.thprof");
+    let mut preload = library().shared.clone().into_os_string();
+    preload.push(":");
+    preload.push(&library().threads);
+    let program = program("prof/threads.c", &["-O2"]);
+    let output = must(
+        Command::new("timeout")
+            .args(["-s", "KILL", "60"])
+            .arg(&program)
+            .env("LD_PRELOAD", preload)
+            .env("THERMALLOC_CONF", EXACT)
+            .env("DUMP", &dump),
+    );
+    let p = Profile::read(&dump);
+    assert_stacks(&output, &p, 3, 0);
+    let path = |size: u64| p.path(p.live.iter().find(|b| b.size == size).unwrap().tag);
+    assert_eq!(path(300_001), ["workspace:pool"]);
+    assert_eq!(path(300_002), ["workspace:pool"]);
+    assert!(path(300_003).is_empty());
     assert_eq!(p.live.iter().map(|b| b.usable).sum::<u64>(), p.stats["allocated_bytes"]);
 }
 
@@ -504,19 +608,35 @@ fn what_the_options_ask_for_at_the_end_and_between() {
     let said = text(&output.stderr);
     assert!(said.starts_with("thermalloc: leak: about "), "{said}");
     assert_eq!(said.lines().count(), 1);
-    let mut letters = HashMap::<char, usize>::new();
+    let mut reasons = HashMap::<String, usize>::new();
     for entry in std::fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let parts: Vec<_> = name.split('.').collect();
-        assert_eq!((parts[0], parts[4], parts.len()), ("p", "thprof", 5), "{name}");
-        let first = parts[3].chars().next().unwrap();
-        *letters.entry(first).or_default() += 1;
+        assert_eq!((parts[0], parts[6], parts.len()), ("p", "thprof", 7), "{name}");
+        *reasons.entry(parts[5].to_owned()).or_default() += 1;
         assert_eq!(Profile::read(&path).whole, 1);
     }
-    assert_eq!(letters[&'f'], 1);
-    assert!(letters[&'i'] >= 10, "{letters:?}");
-    assert!(letters[&'m'] >= 1, "{letters:?}");
+    assert_eq!(reasons["exit"], 1);
+    assert!(reasons["interval"] >= 10, "{reasons:?}");
+    assert!(reasons["peak"] >= 1, "{reasons:?}");
+}
+
+#[test]
+fn jemallocs_names_steer_the_profiler() {
+    let folder = scratch("names");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let (heap, prefix) = (folder.join("a.heap"), folder.join("p"));
+    let mut command = library().preload(&linked("mallctl"));
+    let options = format!("prof:true,prof_budget:0,prof_prefix:{}", prefix.display());
+    must(command.arg(&heap).env("MALLOC_CONF", options));
+    let text = std::fs::read_to_string(&heap).unwrap();
+    assert!(text.starts_with("heap_v2/1\n") && text.contains(": 7654321 ["), "{text}");
+    let mut dumps = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let dump = dumps.find(|path| path.extension().is_some_and(|e| e == "thprof"));
+    let p = Profile::read(&dump.expect("a dump by the prefix"));
+    assert!(p.live.iter().any(|b| b.size == 7_654_321));
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn dump(name: &str) -> Profile {
             Record::Tag(t) => {
                 profile.tags.insert(t.tag, String::from_utf8_lossy(t.text.0).into_owned());
             }
-            Record::Live(b) => profile.live.push(b.into()),
+            Record::Live(b) => profile.live.push(b),
             Record::Stat(s) if s.name.0 == b"allocated_bytes" => profile.allocated_bytes = s.value,
             _ => {}
         }
@@ -114,6 +114,7 @@ fn stacks_and_scopes_of_a_rust_program() {
         vec![1u8; 200_002]
     });
     let also = also.join().unwrap();
+    let inherited = std::thread::spawn(prof::inherit(|| vec![1u8; 200_005])).join().unwrap();
     drop(outer);
     let none = vec![1u8; 200_003];
     let marked = vec![1u8; 200_004];
@@ -137,8 +138,11 @@ fn stacks_and_scopes_of_a_rust_program() {
         let tag = by_address[&(block.as_ptr().addr() as u64)].tag;
         p.tags.get(&tag).map_or("", String::as_str)
     };
-    let scopes = [&weights, &cache, &also, &none, &marked].map(|block| scope(block));
-    assert_eq!(scopes, ["weights:table", "cache", "weights:table", "", "weights:table"]);
+    let scopes = [&weights, &cache, &also, &inherited, &none, &marked].map(|block| scope(block));
+    assert_eq!(
+        scopes,
+        ["weights:table", "cache", "weights:table", "weights:table", "", "weights:table"]
+    );
 }
 
 #[test]

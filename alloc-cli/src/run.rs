@@ -71,18 +71,23 @@ pub(crate) struct Options {
 
 /// Becomes the program; comes back only where that failed.
 pub(crate) fn run(options: Options) -> Failure {
-    run_with(options, &[])
+    run_with(options, &[], None)
 }
 
-/// As [`run`], with settings that those of the command line can still change.
-pub(crate) fn run_with(options: Options, settings: &[String]) -> Failure {
-    match prepare(&options, settings) {
+/// As [`run`], with settings that those of the command line can still change, and with a library from the same
+/// folder.
+pub(crate) fn run_with(options: Options, settings: &[String], beside: Option<&str>) -> Failure {
+    match prepare(&options, settings, beside) {
         Ok((path, mut command)) => program::unusable(&path, &signals::exec(&mut command)),
         Err(failure) => failure,
     }
 }
 
-fn prepare(options: &Options, settings: &[String]) -> Result<(PathBuf, Command), Failure> {
+fn prepare(
+    options: &Options,
+    settings: &[String],
+    beside: Option<&str>,
+) -> Result<(PathBuf, Command), Failure> {
     let Some((name, args)) = options.command.split_first() else {
         return Err(Failure::usage("no program"));
     };
@@ -93,7 +98,12 @@ fn prepare(options: &Options, settings: &[String]) -> Result<(PathBuf, Command),
     }
     let mut command = Command::new(&path);
     command.arg0(name).args(args);
-    command.env(PRELOAD, preload(&library.path, env::var_os(PRELOAD)));
+    let mut value = env::var_os(PRELOAD);
+    if let Some(name) = beside {
+        let path = library.path.with_file_name(name);
+        value = Some(preload(&library::find(Some(&path))?.path, value));
+    }
+    command.env(PRELOAD, preload(&library.path, value));
     let settings = [settings, &options.settings()].concat();
     if let Some(conf) = conf(env::var_os(CONF), &settings) {
         command.env(CONF, conf);

@@ -118,6 +118,13 @@ fn the_report_has_components_scopes_and_sites() {
         said["sites"].as_array().unwrap().iter().find(|row| row["stack"][0] == "planted_leak");
     assert_eq!(leak.unwrap()["live_bytes"], f64::from(200 * 65536));
     assert_eq!(leak.unwrap()["stack"][1], "main", "the allocator's frames are left out");
+    let grown = &said["growth"]["sites"][0];
+    assert_eq!(grown["stack"][0], "planted_leak", "{grown}");
+    let at: Vec<f64> =
+        grown["live_bytes"].as_array().unwrap().iter().map(|b| b.as_f64().unwrap()).collect();
+    assert!(at.len() == 4 && at.is_sorted() && at[0] > 0.0, "{at:?}");
+    assert_eq!(at[3], f64::from(200 * 65536));
+    assert_eq!(grown["growth_bytes"], at[3] - at[0]);
     let told = report("report", &[]);
     assert!(told.contains("planted_leak < main"), "{told}");
     assert!(told.contains("6.0 MiB"), "{told}");
@@ -152,6 +159,48 @@ fn the_resident_size_is_explained() {
             .iter()
             .any(|m| { m["path"].as_str().unwrap().contains("libc.so") })
     );
+}
+
+/// A program of the examples, which has the allocator within itself.
+fn example(name: &str) -> PathBuf {
+    let target = Path::new(SCRATCH).join("examples");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    must(
+        Command::new(cargo)
+            .args(["build", "--release", "--package", "thermalloc", "--example", name])
+            .arg("--manifest-path")
+            .arg(thermalloc_tests::root().join("Cargo.toml"))
+            .arg("--target-dir")
+            .arg(&target),
+    );
+    target.join("release/examples").join(name)
+}
+
+#[test]
+fn the_resident_size_of_a_rust_service_is_explained() {
+    let folder = Path::new(SCRATCH).join("store");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let conf = format!("prof:true,prof_final:true,prof_prefix:{}", folder.join("s").display());
+    let output = must(Command::new(example("store")).arg("6000").env("THERMALLOC_CONF", conf));
+    let words = text(&output.stdout);
+    let kept = words.split(", ").find_map(|part| part.strip_suffix(" bytes"));
+    let kept: f64 = kept.unwrap_or_else(|| panic!("{words}")).parse().unwrap();
+    let dump = files(&folder, ".exit.thprof").pop().expect("a dump");
+    let said = text(&must(tool().args(["prof", "rss", "--json"]).arg(&dump)).stdout);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let share = said["explained_share"].as_f64().unwrap();
+    assert!((0.97..=1.0).contains(&share), "{said:#}");
+    let terms = said["terms"].as_array().unwrap();
+    assert!(terms.iter().all(|term| term["bytes"].as_f64().unwrap() >= 0.0), "{said:#}");
+    // The program knows the greatest part of what is live, and the kernel the sum.
+    let live = terms[0]["bytes"].as_f64().unwrap();
+    assert!((kept * 0.9..kept * 1.5).contains(&live), "{live} with {kept} of documents");
+    let resident = said["resident_bytes"].as_f64().unwrap();
+    let of_kernel = said["limits"]["resident_bytes"].as_f64().unwrap();
+    assert!((resident / of_kernel - 1.0).abs() < 0.03, "{resident} of {of_kernel}");
+    let report = text(&must(tool().args(["prof", "report"]).arg(&dump)).stdout);
+    assert!(report.contains("documents"), "{report}");
 }
 
 #[test]
@@ -452,6 +501,10 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     let said = must(tool().args(["stats", "--json", &pid])).stdout;
     let said: Value = serde_json::from_slice(&said).unwrap();
     assert!(said[0]["stats"]["allocated_bytes"].as_u64().unwrap() > 20 << 20, "{said}");
+    let all = &said[0]["pools"][0];
+    let [used, free, held] =
+        ["live_bytes", "free_bytes", "held_bytes"].map(|part| all[part].as_u64().unwrap());
+    assert!(all["name"] == "arenas of CPUs" && used > 20 << 20 && used + free == held, "{all}");
     let scrape = text(&must(tool().args(["stats", "--prometheus", &pid])).stdout);
     assert!(scrape.contains("component=\"weights\"} 6291456"), "{scrape}");
     must(tool().args(["stats", "--dump", &pid]));
@@ -467,7 +520,9 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     // A process that does nothing any more is read all the same.
     must(Command::new("kill").args(["-STOP", &pid]));
     let screen = text(&must(tool().args(["top", "--once", &pid])).stdout);
-    for part in ["leaky", "planted_leak < main", "weights", "[weights:encoder] model"] {
+    for part in
+        ["leaky", "planted_leak < main", "weights", "[weights:encoder] model", "arenas of CPUs"]
+    {
         assert!(screen.contains(part), "no {part} in\n{screen}");
     }
     drop(live);
@@ -475,8 +530,8 @@ fn a_live_process_is_read_asked_for_a_dump_and_read_when_stopped() {
     assert!(page.exists(), "a killed process leaves its page");
 }
 
-/// Dumps that the program writes with these options, by the letter of their reason.
-fn letters(name: &str, conf: &str, arguments: &[&str]) -> Vec<String> {
+/// Dumps that the program writes with these options: their reasons, and bytes of all.
+fn dumps(name: &str, conf: &str, arguments: &[&str]) -> (Vec<String>, u64) {
     let folder = Path::new(SCRATCH).join(name);
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
@@ -487,22 +542,51 @@ fn letters(name: &str, conf: &str, arguments: &[&str]) -> Vec<String> {
             .env("LD_PRELOAD", &MADE.library)
             .env("THERMALLOC_CONF", format!("prof:true,prof_prefix:{},{conf}", prefix.display())),
     );
-    let mut letters: Vec<String> = files(&folder, ".thprof")
+    let paths = files(&folder, ".thprof");
+    let bytes = paths.iter().map(|path| std::fs::metadata(path).unwrap().len()).sum();
+    let mut reasons: Vec<String> = paths
         .iter()
-        .map(|path| path.to_string_lossy().rsplit('.').nth(1).unwrap().to_owned())
+        .map(|path| {
+            let path = path.to_string_lossy();
+            let parts: Vec<&str> = path.rsplit('.').collect();
+            let [_, why, live, time, number, pid, ..] = parts[..] else { panic!("{path}") };
+            assert!(number.parse::<u32>().is_ok() && pid.parse::<u32>().is_ok(), "{path}");
+            assert!(live.strip_suffix('M').is_some_and(|mib| mib.parse::<u32>().is_ok()), "{path}");
+            assert!(time.len() == 16 && time.starts_with("20") && time.ends_with('Z'), "{path}");
+            why.to_owned()
+        })
         .collect();
-    letters.sort();
-    letters
+    reasons.sort();
+    (reasons, bytes)
 }
 
 #[test]
 fn dumps_when_memory_is_out_when_a_limit_is_near_and_no_more_than_the_quota() {
-    assert_eq!(letters("oom", "prof_oom:true", &["a", "b"]), ["o"]);
-    assert_eq!(letters("no-oom", "prof_final:true", &["a", "b"]), ["f"]);
+    assert_eq!(dumps("oom", "prof_oom:true", &["a", "b"]).0, ["oom"]);
+    assert_eq!(dumps("no-oom", "prof_final:true", &["a", "b"]).0, ["exit"]);
     let limit = "prof_limit_percent:99,limit_bytes:8388608";
-    assert_eq!(letters("limit", limit, &[]), ["l"]);
-    let quota = "lg_prof_interval:21,prof_dumps:3,prof_final:true";
-    assert_eq!(letters("quota", quota, &[]), ["i0", "i1", "i2"]);
+    assert_eq!(dumps("limit", limit, &[]).0, ["limit"]);
+    let quota = "lg_prof_interval:21,prof_final:true,prof_dumps";
+    let (reasons, bytes) = dumps("quota", &format!("{quota}:3"), &[]);
+    assert_eq!(reasons, ["interval"; 3]);
+    let (fewer, within) = dumps("bytes", &format!("{quota}_bytes:{}", bytes / 2), &[]);
+    assert!((1..3).contains(&fewer.len()) && within <= bytes / 2, "{within} of {bytes}: {fewer:?}");
+}
+
+#[test]
+fn threads_inherit_scopes_where_the_launcher_is_told_so() {
+    let preloaded = |more: &[&str]| {
+        let prefix = Path::new(SCRATCH).join("inherit");
+        let mut command = run(&MADE.library);
+        let said = must(command.args(more).arg("-o").arg(prefix).args(["--", "/usr/bin/env"]));
+        let said = text(&said.stdout);
+        said.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=").map(str::to_owned)).unwrap()
+    };
+    let library = MADE.library.display().to_string();
+    assert_eq!(preloaded(&[]), library);
+    let both =
+        format!("{library}:{}", MADE.library.with_file_name("libthermalloc_threads.so").display());
+    assert_eq!(preloaded(&["--inherit-scopes"]), both);
 }
 
 #[test]

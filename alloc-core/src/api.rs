@@ -11,7 +11,7 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front::size_class::{
     CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX,
-    class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
+    class_at_once, class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
 };
 use crate::front::{self, apart};
 use crate::process::{self, HEAP};
@@ -95,6 +95,15 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 #[inline]
 #[must_use]
 pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
+    match class_at_once(size, align, PAGE) {
+        Some(class) => cached(class, size),
+        None => alloc_aligned_slow(size, align),
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn alloc_aligned_slow(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
         Some(class) => cached(class, size),
         None if size == HUGE_BYTES && align <= HUGE_BYTES => cached(HUGE_CLASS, size),
@@ -146,10 +155,10 @@ fn alloc_large(size: usize, align: usize, zero: bool) -> *mut u8 {
     }
     let due = front::count_allocated(size);
     let p = match apart::arena() {
-        Some(arena) => arena.alloc_large(size, align, zero),
+        Some(arena) => arena.alloc_large(size, align, zero, due),
         None => {
             let p = HEAP.alloc_large(size, align, zero);
-            prof::note_large(p, size, due);
+            prof::note_large(&HEAP, p, size, due);
             p
         }
     };
@@ -315,12 +324,8 @@ unsafe fn resize_apart(code: u8, p: *mut u8, new_size: usize, align: usize) -> *
         }
         let aligned = p.addr() & (align - 1) == 0;
         // A small remainder moves to a slab, but the tail goes back as that of a large one.
-        let record = if prof::ever() { HEAP.record_at(p) } else { 0 };
-        if aligned && let Some(q) = HEAP.resize_large(p, new_size, align) {
-            if record != 0 {
-                HEAP.set_record(q, record);
-                prof::resized(record, q, new_size, HEAP.large_bytes(q));
-            }
+        let resize = || HEAP.resize_large(p, new_size, align);
+        if aligned && let Some(q) = prof::follow(&HEAP, p, new_size, resize) {
             process::pages_changed();
             if apart::is_set(apart::COUNTED) {
                 apart::note(HEAP.large_bytes(q), old_size);

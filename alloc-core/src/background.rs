@@ -7,6 +7,7 @@
 //! Where it can't be made, or after a fork, the work is done by the threads that free pages.
 use core::cell::UnsafeCell;
 
+use crate::companion;
 use crate::control::options;
 use crate::explicit;
 use crate::extent::page_map::LG_PAGE;
@@ -78,10 +79,10 @@ pub(crate) fn want() {
     WANTED.store(true, Ordering::Relaxed);
 }
 
-/// One load for a program that asked for neither a trace nor a profile.
+/// One load for a program that asked for neither a trace nor a profile and has no companion.
 #[inline(always)]
 fn is_wanted() -> bool {
-    WANTED.load(Ordering::Relaxed) && (trace::on() || prof::wants_thread())
+    WANTED.load(Ordering::Relaxed) && (trace::on() || prof::wants_thread() || companion::any())
 }
 
 #[cold]
@@ -192,7 +193,8 @@ extern "C" fn run(_: *mut u8) {
         }
         trace_file::write_out();
         let profiles = prof::tend();
-        if rest_ms.is_none() && !busy && !trace::on() && !profiles {
+        let companions = companion::wake();
+        if rest_ms.is_none() && !busy && !trace::on() && !profiles && !companions {
             sleep(huge_rest);
             continue;
         }

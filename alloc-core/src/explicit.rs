@@ -14,11 +14,12 @@ use crate::extent::heap::Counts;
 use crate::extent::page_map::{LG_PAGE, Spot};
 use crate::fatal::fatal;
 use crate::front;
-use crate::front::size_class::{CLASSES, LARGE, SLAB_CLASSES, SizeClass, class_bytes};
+use crate::front::size_class::{CLASSES, LARGE, RECORDED, SLAB_CLASSES, SizeClass, class_bytes};
 use crate::heat::decay::Times;
 use crate::os::Errno;
 use crate::os::linux::{self, Linux};
 use crate::process::{self, HEAP};
+use crate::prof;
 use crate::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -167,6 +168,16 @@ pub(crate) fn heaps() -> impl Iterator<Item = &'static Heap<Linux>> {
     records().map(|arena| &arena.heap)
 }
 
+/// The explicit arenas that were not destroyed.
+pub(crate) fn live_arenas() -> impl Iterator<Item = &'static Explicit> {
+    records().filter(|arena| arena.is_live())
+}
+
+/// Every heap: what the automatic arenas share, then the explicit ones.
+pub(crate) fn all_heaps() -> impl Iterator<Item = &'static Heap<Linux>> {
+    core::iter::once(&HEAP).chain(heaps())
+}
+
 /// Calls `visit` with every heap of the process and its times.
 pub(crate) fn each_heap(mut visit: impl FnMut(&'static Heap<Linux>, Times)) {
     visit(&HEAP, process::times());
@@ -224,9 +235,10 @@ impl Explicit {
         block[0]
     }
 
-    /// A block of `size` bytes that has no class; null when memory is out.
-    pub(crate) fn alloc_large(&self, size: usize, align: usize, zero: bool) -> *mut u8 {
+    /// A block of `size` bytes that has no class; null when memory is out. `due`: the profiler records it.
+    pub(crate) fn alloc_large(&self, size: usize, align: usize, zero: bool, due: bool) -> *mut u8 {
         let block = self.heap.alloc_large(size, align, zero);
+        prof::note_large(&self.heap, block, size, due);
         background::notice();
         block
     }
@@ -240,6 +252,7 @@ impl Explicit {
     pub(crate) fn usable_size(&self, p: *mut u8) -> usize {
         match self.code_of(p) {
             LARGE => self.heap.large_bytes(p),
+            RECORDED => class_bytes(self.heap.recorded_class(p)),
             code if code != 0 && usize::from(code) <= CLASSES => class_bytes(code),
             _ => fatal("use of a pointer that is not a live block", p.addr()),
         }
@@ -253,8 +266,15 @@ impl Explicit {
     pub(crate) unsafe fn free(&self, p: *mut u8) {
         let code = self.code_of(p);
         if code == LARGE {
+            if prof::ever() {
+                prof::freed(self.heap.record_at(p));
+            }
             // SAFETY: as the caller promises.
             unsafe { self.heap.free_large(p) };
+        } else if code == RECORDED {
+            prof::freed(self.heap.record_at(p));
+            // SAFETY: as the caller promises.
+            unsafe { self.heap.free_recorded(p) };
         } else if code != 0 && usize::from(code) <= CLASSES {
             self.heap.put_back(0, code, &[p]);
         } else {
@@ -271,12 +291,22 @@ impl Explicit {
         background::notice();
     }
 
+    /// Its name, zero bytes after it.
+    pub(crate) fn name(&self) -> [u8; NAME_BYTES] {
+        self.name.get()
+    }
+
+    /// Threads that are bound to it.
+    pub(crate) fn threads(&self) -> u32 {
+        front::apart::bound_to(self.index())
+    }
+
     /// How often all its blocks ended at once.
     pub(crate) fn life(&self) -> u32 {
         self.life.load(Acquire)
     }
 
-    fn index(&self) -> u32 {
+    pub(crate) fn index(&self) -> u32 {
         auto_count() + self.number.load(Relaxed)
     }
 
@@ -284,6 +314,9 @@ impl Explicit {
     /// As for [`reset`].
     unsafe fn reset(&self) {
         self.life.store((self.life.load(Relaxed) + 1) % u32::MAX, Release);
+        if prof::ever() {
+            self.heap.for_each_record(prof::freed);
+        }
         // SAFETY: as the caller promises.
         unsafe { self.heap.reset() };
     }

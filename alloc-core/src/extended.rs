@@ -6,6 +6,7 @@
 use core::ptr::null_mut;
 
 use crate::api::{self, MOST_BYTES};
+use crate::arena::Heap;
 use crate::explicit::{self, Explicit};
 use crate::extent::heap::MOST_PAGES;
 use crate::extent::page_map::{LG_PAGE, PAGE};
@@ -13,6 +14,7 @@ use crate::front::size_class::{
     CACHED_MAX, CLASSES, LARGE, SLAB_CLASSES, SLAB_MAX, SizeClass, class_bytes, class_of_aligned,
 };
 use crate::front::{self, apart, tcaches};
+use crate::os::linux::Linux;
 use crate::process::{self, HEAP};
 use crate::prof;
 
@@ -77,15 +79,14 @@ impl Source {
         }
     }
 
-    /// `due`: the profiler records the block, of `size` bytes, if it is no explicit arena's.
-    fn alloc(self, class: SizeClass, size: usize, due: bool) -> *mut u8 {
+    fn heap(self) -> &'static Heap<Linux> {
+        self.explicit().map_or(&HEAP, |arena| &arena.heap)
+    }
+
+    fn alloc(self, class: SizeClass) -> *mut u8 {
         match self {
             Source::Explicit(arena) => arena.alloc(class),
             Source::Automatic(index) => {
-                let recorded = prof::alloc_chosen(class, size, due);
-                if !recorded.is_null() {
-                    return recorded;
-                }
                 let mut block = [null_mut(); 1];
                 HEAP.take_direct(index, class, &mut block);
                 process::pages_changed();
@@ -96,10 +97,10 @@ impl Source {
 
     fn alloc_large(self, size: usize, align: usize, zero: bool, due: bool) -> *mut u8 {
         match self {
-            Source::Explicit(arena) => arena.alloc_large(size, align, zero),
+            Source::Explicit(arena) => arena.alloc_large(size, align, zero, due),
             Source::Automatic(_) => {
                 let block = HEAP.alloc_large(size, align, zero);
-                prof::note_large(block, size, due);
+                prof::note_large(&HEAP, block, size, due);
                 process::pages_changed();
                 block
             }
@@ -130,11 +131,14 @@ fn alloc_from(source: Source, size: usize, request: &Request) -> *mut u8 {
     let p = match class_of_aligned(size, request.align, PAGE) {
         None => source.alloc_large(size, request.align, request.zero, due),
         Some(class) => {
+            // Before the cache, which knows nothing of samples.
+            let recorded = prof::alloc_chosen(source.heap(), class, size, due);
             let cached = match request.cache {
+                _ if !recorded.is_null() => Some(recorded),
                 Cache::Explicit(id) => tcaches::alloc(id, source.explicit(), class),
                 _ => None,
             };
-            let p = cached.unwrap_or_else(|| source.alloc(class, size, due));
+            let p = cached.unwrap_or_else(|| source.alloc(class));
             if request.zero && !p.is_null() {
                 // SAFETY: a new block of that many bytes.
                 unsafe { p.write_bytes(0, class_bytes(class)) };
@@ -251,6 +255,7 @@ fn stays(p: *mut u8, old: usize, size: usize, request: &Request) -> bool {
         return false;
     }
     if good_size(size, request.align) == Some(old) {
+        note_size(p, size, old);
         return true;
     }
     if old <= SLAB_MAX || size <= SLAB_MAX {
@@ -259,6 +264,14 @@ fn stays(p: *mut u8, old: usize, size: usize, request: &Request) -> bool {
     // SAFETY: the caller's block, which may be resized.
     let now = unsafe { resize_in_place(p, size, 0, &Request { zero: false, ..*request }) };
     now >= size && now - size <= size / 4
+}
+
+/// A block that stays where it is is now one of `size` bytes, of which `usable` may be used.
+fn note_size(p: *mut u8, size: usize, usable: usize) {
+    if prof::ever() {
+        let heap = explicit::of(p.addr()).map_or(&HEAP, |arena| &arena.heap);
+        prof::resized(heap.record_at(p), p, size, usable);
+    }
 }
 
 /// Resizes a block of an explicit arena, within it.
@@ -284,7 +297,8 @@ pub(crate) unsafe fn move_or_fit(
     if is_aligned
         && size > CACHED_MAX
         && arena.code_of(p) == LARGE
-        && let Some(q) = arena.heap.resize_large(p, size, align)
+        && let Some(q) =
+            prof::follow(&arena.heap, p, size, || arena.heap.resize_large(p, size, align))
     {
         if apart::is_set(apart::COUNTED) {
             apart::note(arena.usable_size(q), old);
@@ -319,9 +333,7 @@ pub unsafe fn resize_in_place(p: *mut u8, size: usize, extra: usize, request: &R
     }
     let heap = arena.map_or(&HEAP, |arena| &arena.heap);
     let new = heap.resize_in_place(p, size, most);
-    if arena.is_none() && prof::ever() {
-        prof::resized(HEAP.record_at(p), p, size.min(new), new);
-    }
+    note_size(p, size.min(new), new);
     if new != old {
         if apart::is_set(apart::COUNTED) {
             apart::note(new, old);

@@ -16,6 +16,8 @@ pub(crate) mod arena;
 #[cfg(not(loom))]
 mod background;
 #[cfg(not(loom))]
+mod companion;
+#[cfg(not(loom))]
 pub mod control;
 #[cfg(not(loom))]
 pub mod ctl;

@@ -151,4 +151,28 @@ mod loom_tests {
             assert_eq!(look(), [1, 2]);
         });
     }
+
+    #[test]
+    fn loom_an_owner_in_a_leaf_that_is_there_is_there_as_a_whole() {
+        loom::model(|| {
+            let map = Arc::new(ChunkMap::new());
+            let owner = Arc::new(UnsafeCell::new(0u64));
+            assert!(map.set(0, BYTES, 1, 1));
+            let setter = {
+                let (map, owner) = (Arc::clone(&map), Arc::clone(&owner));
+                thread::spawn(move || {
+                    // SAFETY: nobody knows of this owner yet.
+                    owner.with_mut(|owner| unsafe { *owner = 7 });
+                    assert!(map.set(BYTES, BYTES, 2, 3));
+                })
+            };
+            let found = map.get(BYTES);
+            if found.0 != 0 {
+                assert_eq!(found, (2, 3));
+                // SAFETY: it was made before the map named it.
+                assert_eq!(owner.with(|owner| unsafe { *owner }), 7);
+            }
+            setter.join().unwrap();
+        });
+    }
 }

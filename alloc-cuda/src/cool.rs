@@ -247,7 +247,7 @@ impl Inner {
         let reserved = self.reserved.load(Relaxed);
         let (window_ms, decay_ms, peak) = {
             let mut heat = lock(&self.heat);
-            let peak = heat.note(now_ms, most, in_use);
+            let peak = heat.note_kept(now_ms, most, in_use);
             (heat.window_ms, heat.decay_ms, peak)
         };
         if let Ok((free, total)) = self.gpu.mem_info() {

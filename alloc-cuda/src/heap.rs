@@ -7,7 +7,9 @@
 
 use crate::bins::Bins;
 use crate::block::{Block, BlockId, State};
+use crate::driver::Stream;
 use crate::fault::{self, planted};
+use crate::ledger::{Entered, Ledger};
 use std::collections::HashMap;
 
 /// The unit of physical memory.
@@ -17,7 +19,7 @@ pub(crate) const SMALL_MAX: u64 = 1 << 20;
 /// Sizes of small and of large blocks are multiples of these.
 const LG_SMALL_UNIT: u32 = 9;
 const LG_LARGE_UNIT: u32 = 15;
-/// A segment of at least this size is only used for blocks that take most of it.
+/// A segment for a request of at least this size is only used for blocks that take much of it.
 pub(crate) const OVERSIZE: u64 = 64 << 20;
 /// Stitched blocks that are kept for their next use.
 const VIEWS_MAX: usize = 512;
@@ -74,7 +76,7 @@ pub(crate) enum Source {
     /// Addresses, to which chunks are mapped.
     Virtual,
     /// One allocation, which begins at `base`; only whole segments go back.
-    Segment { base: u64, bytes: u64 },
+    Segment { base: u64, bytes: u64, oversize: bool },
     /// Addresses that show the chunks of others in another order.
     View,
 }
@@ -209,6 +211,8 @@ pub(crate) struct Heap {
     /// The most in use since the last look.
     pub(crate) recent_peak: u64,
     pub(crate) now_ms: u64,
+    /// The size of the block that a segment was last taken for.
+    pub(crate) grown_for: u64,
     /// Pending since an event was last recorded for them.
     pub(crate) unclosed_blocks: u32,
     pub(crate) unclosed_bytes: u64,
@@ -217,6 +221,8 @@ pub(crate) struct Heap {
     /// The number of deferred frees then.
     settled_deferred: u64,
     pub(crate) counts: Counts,
+    /// The blocks that a ledger has, by number.
+    pub(crate) entered: Entered,
 }
 
 /// What happened in a heap.
@@ -232,7 +238,7 @@ pub(crate) struct Counts {
 }
 
 impl Heap {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(ledger: Option<&'static dyn Ledger>) -> Self {
         Self {
             blocks: vec![Block::default()],
             unused: 0,
@@ -253,11 +259,13 @@ impl Heap {
             peaks: Books::default(),
             recent_peak: 0,
             now_ms: 0,
+            grown_for: 0,
             unclosed_blocks: 0,
             unclosed_bytes: 0,
             settled_at: 0,
             settled_deferred: 0,
             counts: Counts::default(),
+            entered: Entered::new(ledger),
         }
     }
 
@@ -503,6 +511,7 @@ impl Heap {
                 continue;
             }
             let entry = self.pending.swap_remove(i);
+            self.entered.leave(u64::from(entry.block), Stream::NULL, false);
             let stamp = entry.needs.iter().map(|need| need.epoch).max().unwrap_or(0);
             settled += self.blocks[entry.block as usize].bytes;
             self.books.pending -= self.blocks[entry.block as usize].bytes;
@@ -535,6 +544,7 @@ impl Heap {
         user: u32,
     ) -> Option<BlockId> {
         let Pending { block: id, needs } = self.pending.swap_remove(at);
+        self.entered.leave(u64::from(id), Stream::NULL, false);
         self.books.pending -= self.blocks[id as usize].bytes;
         let whole = self.blocks[id as usize].bytes;
         if whole > bytes && self.region(id).source != Source::View {
@@ -654,7 +664,7 @@ impl Heap {
             source,
             first: 0,
             bin: match source {
-                Source::Segment { .. } if kind == Kind::Large && bytes >= OVERSIZE => OVERSIZE_BIN,
+                Source::Segment { oversize: true, .. } => OVERSIZE_BIN,
                 _ => kind as usize,
             },
             view: 0,
@@ -1137,7 +1147,7 @@ impl Heap {
             self.remove_free(first);
             self.regions[index] = None;
             self.drop_block(first);
-            if let Source::Segment { base, bytes } = source {
+            if let Source::Segment { base, bytes, .. } = source {
                 taken += bytes;
                 self.books.waste -= bytes - whole;
                 runs.push(Run { addr: base, bytes });

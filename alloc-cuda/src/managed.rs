@@ -1,6 +1,7 @@
 //! Managed memory: one address for host and device, with advice where it should lie.
 
 use crate::driver::{DevicePtr, Driver, Error, Location, Stream, constant};
+use crate::ledger::{Entry, Space};
 use crate::pool::Pool;
 use std::fmt;
 use std::sync::Arc;
@@ -53,6 +54,8 @@ pub struct Managed {
     pool: Pool,
     ptr: DevicePtr,
     bytes: usize,
+    /// Its number in the ledger.
+    entered: u64,
 }
 
 impl fmt::Debug for Managed {
@@ -76,7 +79,17 @@ impl Pool {
         let flags = constant::MEM_ATTACH_GLOBAL;
         // SAFETY: a valid place to write to.
         unsafe { gpu.driver.mem_alloc_managed(&raw mut ptr, bytes.max(1), flags) }?;
-        Ok(Managed { driver: Arc::clone(&gpu.driver), pool: self.clone(), ptr, bytes })
+        let entry = Entry {
+            space: Space::Managed,
+            device: gpu.ordinal,
+            addr: ptr,
+            bytes: bytes as u64,
+            usable_bytes: bytes as u64,
+            stream: Stream::NULL,
+            tag: "",
+        };
+        let entered = self.inner.ledger.map_or(0, |ledger| ledger.enter(&entry));
+        Ok(Managed { driver: Arc::clone(&gpu.driver), pool: self.clone(), ptr, bytes, entered })
     }
 }
 
@@ -134,6 +147,9 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
+        if let Some(ledger) = self.pool.inner.ledger.filter(|_| self.entered != 0) {
+            ledger.leave(self.entered, Stream::NULL, false);
+        }
         let Ok(_current) = self.pool.inner.gpu.enter() else { return };
         // SAFETY: it was allocated there; the call waits for the device.
         let _ = unsafe { self.driver.mem_free(self.ptr) };

@@ -7,6 +7,7 @@
 use crate::driver::{Error, Stream, constant};
 use crate::gpu::{Gpu, lock};
 use crate::heap::Need;
+use crate::ledger::{Entered, Entry, Space};
 use crate::pool::{Inner, Pool};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -110,6 +111,8 @@ struct Books {
     free: BTreeMap<usize, Vec<usize>>,
     pending: Vec<usize>,
     stats: PinnedStats,
+    /// The blocks that a ledger has, by address.
+    entered: Entered,
 }
 
 /// Figures of a pinned pool.
@@ -147,7 +150,9 @@ impl Pool {
     /// A pool of pinned host memory near this device.
     pub fn pinned(&self) -> PinnedPool {
         let node = node_of(&self.inner.gpu);
-        PinnedPool { inner: Arc::clone(&self.inner), node, books: Mutex::new(Books::default()) }
+        let entered = Entered::new(self.inner.ledger);
+        let books = Mutex::new(Books { entered, ..Books::default() });
+        PinnedPool { inner: Arc::clone(&self.inner), node, books }
     }
 }
 
@@ -223,7 +228,7 @@ impl PinnedPool {
         let mut books = lock(&self.books);
         books.stats.allocs += 1;
         if let Some(ptr) = books.take(class, bytes) {
-            return Ok(ptr);
+            return Ok(self.enter(&mut books, ptr, bytes));
         }
         books.stats.misses += 1;
         let pinned_bytes = books.stats.pinned_bytes;
@@ -231,7 +236,26 @@ impl PinnedPool {
         let segment = self.pin(class, bytes, pinned_bytes)?;
         let mut books = lock(&self.books);
         books.add(segment);
-        books.take(class, bytes).ok_or(PinnedError::NoMemory { bytes })
+        let ptr = books.take(class, bytes).ok_or(PinnedError::NoMemory { bytes })?;
+        Ok(self.enter(&mut books, ptr, bytes))
+    }
+
+    /// Enters a block into the ledger.
+    fn enter(&self, books: &mut Books, ptr: NonNull<u8>, bytes: usize) -> NonNull<u8> {
+        let addr = ptr.addr().get();
+        if books.entered.is_on() {
+            let entry = Entry {
+                space: Space::Pinned,
+                device: self.inner.gpu.ordinal,
+                addr: addr as u64,
+                bytes: bytes as u64,
+                usable_bytes: books.blocks[&addr].class as u64,
+                stream: Stream::NULL,
+                tag: "",
+            };
+            books.entered.enter(addr as u64, &entry);
+        }
+        ptr
     }
 
     fn pin(&self, class: usize, bytes: usize, pinned_bytes: u64) -> Result<Segment, PinnedError> {
@@ -298,6 +322,7 @@ impl PinnedPool {
         let (class, requested, waits) = (block.class, block.requested, !block.uses.is_empty());
         books.stats.active_bytes -= class as u64;
         books.stats.requested_bytes -= requested as u64;
+        books.entered.leave(addr as u64, Stream::NULL, waits);
         if waits {
             books.stats.pending_bytes += class as u64;
             books.pending.push(addr);
@@ -340,6 +365,7 @@ impl PinnedPool {
             if done {
                 let class = books.blocks[&addr].class;
                 books.stats.pending_bytes -= class as u64;
+                books.entered.leave(addr as u64, Stream::NULL, false);
                 books.give(addr, now_ms);
             } else {
                 books.pending.push(addr);
@@ -385,7 +411,11 @@ impl Drop for PinnedPool {
     fn drop(&mut self) {
         // What streams still copy from must not be unmapped.
         let _ = self.inner.gpu.synchronize();
-        let segments = std::mem::take(&mut lock(&self.books).segments);
+        let segments = {
+            let mut books = lock(&self.books);
+            books.entered.leave_all();
+            std::mem::take(&mut books.segments)
+        };
         segments.values().for_each(|segment| self.unpin(segment));
     }
 }

@@ -13,6 +13,7 @@ use crate::gpu::{Backing, Gpu, lock};
 use crate::heap::{CHUNK, Heap, Need, Source, rounded};
 use crate::heat::Heat;
 use crate::history::History;
+use crate::ledger::{Entry, Ledger, Space};
 use crate::oom::{AllocError, FreeError};
 use crate::stream::{StreamState, thread_number};
 use crate::supply::{SETTLE_EVERY, SLACK_FIRST};
@@ -76,6 +77,7 @@ pub struct PoolBuilder {
     pub(crate) options: Options,
     clock: Clock,
     callback: Option<Box<OnOutOfMemory>>,
+    ledger: Option<&'static dyn Ledger>,
     background: bool,
 }
 
@@ -116,6 +118,7 @@ impl PoolBuilder {
             },
             clock: Clock::Real,
             callback: None,
+            ledger: None,
             background: false,
         }
     }
@@ -202,6 +205,13 @@ impl PoolBuilder {
         self
     }
 
+    /// Enters what is in use into a ledger.
+    #[must_use]
+    pub fn ledger(mut self, ledger: &'static dyn Ledger) -> Self {
+        self.ledger = Some(ledger);
+        self
+    }
+
     /// Takes the time from a counter of milliseconds, for tests.
     #[must_use]
     pub fn clock_ms(mut self, ms: Arc<AtomicU64>) -> Self {
@@ -241,6 +251,7 @@ impl PoolBuilder {
             clock: self.clock,
             options,
             callback: self.callback,
+            ledger: self.ledger,
             reserved: AtomicU64::new(0),
             reserved_peak: AtomicU64::new(0),
             slack_parts: AtomicU64::new(SLACK_FIRST),
@@ -360,6 +371,7 @@ pub(crate) struct Inner {
     clock: Clock,
     pub(crate) options: Options,
     pub(crate) callback: Option<Box<OnOutOfMemory>>,
+    pub(crate) ledger: Option<&'static dyn Ledger>,
     /// Physical bytes.
     pub(crate) reserved: AtomicU64,
     pub(crate) reserved_peak: AtomicU64,
@@ -577,6 +589,12 @@ impl Pool {
         heat.decay_ms = decay_ms;
     }
 
+    /// The window and the decay.
+    pub fn heat(&self) -> (u64, Option<u64>) {
+        let heat = lock(&self.inner.heat);
+        (heat.window_ms, heat.decay_ms)
+    }
+
     /// Names this thread's allocations until the guard is dropped.
     pub fn tag(&self, name: &str) -> TagGuard {
         let number = self.inner.tag_number(name);
@@ -709,7 +727,7 @@ impl Inner {
             let shard = Arc::new(Shard {
                 pool,
                 stream: state,
-                heap: Mutex::new(Heap::new()),
+                heap: Mutex::new(Heap::new(self.ledger)),
                 in_use: AtomicU64::new(0),
                 pending: AtomicU64::new(0),
                 mapped: AtomicU64::new(0),
@@ -791,6 +809,9 @@ impl Inner {
     pub(crate) fn finish(&self, shard: &Shard, heap: &mut Heap, id: BlockId, tag: u32) -> u64 {
         heap.blocks[id as usize].tag = tag;
         shard.publish(heap);
+        if heap.entered.is_on() {
+            self.enter(heap, id);
+        }
         let block = heap.block(id);
         if self.history.is_on() {
             self.history.alloc(
@@ -802,6 +823,23 @@ impl Inner {
             );
         }
         block.addr
+    }
+
+    /// Enters a block into the ledger.
+    #[cold]
+    fn enter(&self, heap: &mut Heap, id: BlockId) {
+        let block = *heap.block(id);
+        let tag = if block.tag == 0 { String::new() } else { self.tag_name(block.tag) };
+        let entry = Entry {
+            space: Space::Device,
+            device: self.gpu.ordinal,
+            addr: block.addr,
+            bytes: block.requested,
+            usable_bytes: block.bytes,
+            stream: self.stream_at(block.user).handle,
+            tag: &tag,
+        };
+        heap.entered.enter(u64::from(id), &entry);
     }
 
     // ---- freeing ------------------------------------------------------------------------------
@@ -841,6 +879,7 @@ impl Inner {
         let look = heap.counts.frees.is_multiple_of(LOOK_EVERY);
         heap.now_ms = self.now_ms();
         if block.user == shard.stream.index && !block.shared && stream.is_none() {
+            heap.entered.leave(u64::from(id), shard.stream.handle, false);
             heap.free(id, shard.stream.stamp());
             shard.publish(&heap);
         } else if let Some(needs) = self.defer(shard, &mut heap, id, stream) {
@@ -883,6 +922,7 @@ impl Inner {
         needs.push(Need { stream: user.index, epoch: user.stamp() });
         if needs.iter().all(|need| need.stream == shard.stream.index) {
             let stamp = needs.iter().map(|need| need.epoch).max().unwrap_or(0);
+            heap.entered.leave(u64::from(id), user.handle, false);
             heap.free(id, stamp);
             shard.publish_all(heap);
             return None;
@@ -899,6 +939,7 @@ impl Inner {
             (heap.unclosed_blocks, heap.unclosed_bytes) = (0, 0);
         }
         heap.counts.deferred += 1;
+        heap.entered.leave(u64::from(id), user.handle, true);
         heap.defer(id, needs);
         shard.publish_all(heap);
         to_close
@@ -950,7 +991,8 @@ impl Drop for Inner {
         // A device that failed has nothing left to wait for.
         let _ = self.gpu.synchronize();
         for shard in self.all_shards() {
-            let heap = shard.heap();
+            let mut heap = shard.heap();
+            heap.entered.leave_all();
             for region in heap.regions() {
                 match region.source {
                     Source::View => {

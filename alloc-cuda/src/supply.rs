@@ -7,7 +7,7 @@
 use crate::driver::Error;
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, lock};
-use crate::heap::{CHUNK, Growth, Heap, Kind, Run, Source};
+use crate::heap::{CHUNK, Growth, Heap, Kind, OVERSIZE, Run, Source};
 use crate::oom::AllocError;
 use crate::pool::{Inner, Reuse, Shard};
 use std::sync::Arc;
@@ -15,10 +15,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Allocations of a heap between two looks at its pending blocks.
 pub(crate) const SETTLE_EVERY: u64 = 32;
-/// The pool's room beyond its peak: in these parts of the peak, at first and at most.
+/// The pool's room beyond its peak: in these parts of the peak, at first and at most. Segments
+/// cannot be rearranged as chunks can, and need more.
 const SLACK_PARTS: u64 = 2048;
 pub(crate) const SLACK_FIRST: u64 = 16;
-const SLACK_MOST: u64 = 256;
+const SLACK_MOST: u64 = 64;
+const SLACK_MOST_SEGMENTS: u64 = 240;
+/// What the driver's pool takes from the device at least.
+const DRIVER_PIECE: u64 = 32 << 20;
 /// Room that a pool of any size may have: streams with little memory keep their own.
 pub(crate) const ROOM: u64 = 8 * CHUNK;
 
@@ -59,7 +63,7 @@ impl Inner {
             return Ok(ptr);
         }
         self.look_for_cold();
-        let growth = shard.heap().growth_bytes(size).unwrap_or(size.next_multiple_of(CHUNK));
+        let growth = self.growth_bytes(shard, size);
         if !self.is_cheap(growth, size) {
             if let Some(ptr) = self.without_growth(&ask)? {
                 return Ok(ptr);
@@ -72,6 +76,14 @@ impl Inner {
             Err(Failure::NoMemory) => {}
         }
         self.out_of_memory(&ask)
+    }
+
+    /// How much memory the growth for a request takes.
+    fn growth_bytes(&self, shard: &Shard, size: u64) -> u64 {
+        if self.gpu.backing != Backing::Virtual {
+            return self.segment_bytes(size, 8).0;
+        }
+        shard.heap().growth_bytes(size).unwrap_or(size.next_multiple_of(CHUNK))
     }
 
     /// The ways that cost less than growth beyond the pool's usual size, the cheapest first.
@@ -95,7 +107,7 @@ impl Inner {
     /// make streams wait, or to stitch.
     pub(crate) fn is_cheap(&self, growth: u64, size: u64) -> bool {
         let in_use = self.in_use() + size;
-        let peak = lock(&self.heat).note(self.now_ms(), in_use, in_use);
+        let peak = lock(&self.heat).note(self.now_ms(), in_use);
         let idle = lock(&self.idle_chunks).len() as u64 * CHUNK;
         let reserved = self.reserved.load(Relaxed) - idle;
         reserved + growth <= peak + self.slack(peak) + ROOM
@@ -106,10 +118,12 @@ impl Inner {
         peak / SLACK_PARTS * self.slack_parts.load(Relaxed)
     }
 
-    /// Notes that memory was rearranged. A program that asks for the same sizes again is served
+    /// Notes that memory was rearranged, or a stream made to wait. A program that asks for the same sizes again is served
     /// without, after its first rounds; one that does not is better off with more room.
     pub(crate) fn rearranged(&self, parts: u64) {
-        let more = |now: u64| (now < SLACK_MOST).then_some((now + parts).min(SLACK_MOST));
+        let is_virtual = self.gpu.backing == Backing::Virtual;
+        let most = if is_virtual { SLACK_MOST } else { SLACK_MOST_SEGMENTS };
+        let more = |now: u64| (now < most).then_some((now + parts).min(most));
         // At its most it stays.
         let _ = self.slack_parts.fetch_update(Relaxed, Relaxed, more);
     }
@@ -198,6 +212,7 @@ impl Inner {
             }
             if ordered && let Some(ptr) = self.retake(home, ask) {
                 self.counts.waits.fetch_add(1, Relaxed);
+                self.rearranged(1);
                 return Ok(Some(ptr));
             }
         }
@@ -252,6 +267,8 @@ impl Inner {
                     && let Some(ptr) = self.take_from(home, ask, stamp)
                 {
                     self.counts.waits.fetch_add(1, Relaxed);
+                    self.rearranged(1);
+                    self.rearranged(1);
                     return Ok(Some(ptr));
                 }
             } else if home.stream.close_and_query(&self.gpu, stamp)?
@@ -382,21 +399,35 @@ impl Inner {
         Err(Failure::NoMemory)
     }
 
+    /// The size of the segment to take for a request: the least one, and one that several blocks of
+    /// its size fill, up to a part of what there is.
+    fn segment_bytes(&self, size: u64, part: u64) -> (u64, u64) {
+        let reserved = self.reserved.load(Relaxed);
+        match Kind::of(size) {
+            Kind::Small => (CHUNK, CHUNK),
+            Kind::Large if self.gpu.backing == Backing::DriverPool && size < DRIVER_PIECE => {
+                let most = (reserved / part).clamp(DRIVER_PIECE, 5 * DRIVER_PIECE);
+                let spans = (DRIVER_PIECE..=most).step_by(DRIVER_PIECE as usize);
+                // In percent: a little less waste is not worth a larger segment.
+                let usual = spans.min_by_key(|span| span % size * 100 / span);
+                (DRIVER_PIECE, usual.unwrap_or(DRIVER_PIECE))
+            }
+            Kind::Large => {
+                let share = (reserved / 32).clamp(4 * CHUNK, 16 * CHUNK);
+                let usual = if size >= share / 2 { size } else { share / size * size };
+                (size.next_multiple_of(CHUNK), usual.next_multiple_of(CHUNK))
+            }
+        }
+    }
+
     pub(crate) fn grow_segment(&self, ask: &Ask<'_>) -> Result<u64, Failure> {
         let Ask { shard, size, bytes, tag } = *ask;
-        let usual = match Kind::of(size) {
-            Kind::Small => CHUNK,
-            // The driver's pool has pieces of 32 MiB itself.
-            Kind::Large if self.gpu.backing == Backing::DriverPool => {
-                size.next_multiple_of(16 * CHUNK)
-            }
-            Kind::Large if size >= 16 << 20 => size,
-            Kind::Large => {
-                let share = self.reserved.load(Relaxed) / 32;
-                size.max(share.clamp(4 * CHUNK, 16 * CHUNK))
-            }
-        };
-        let mut span = usual.next_multiple_of(CHUNK);
+        let (least, usual) = self.segment_bytes(size, 8);
+        let mut span = if usual == least || self.is_cheap(usual, size) { usual } else { least };
+        if std::mem::replace(&mut shard.heap().grown_for, size) == size {
+            // What asks for one size again and again fills a large segment.
+            span = self.segment_bytes(size, 1).1;
+        }
         if !self.charge(span) {
             // A smaller segment may still be within the limit.
             span = size.next_multiple_of(CHUNK);
@@ -438,7 +469,7 @@ impl Inner {
         let stamp = if self.gpu.backing == Backing::DriverPool { stream.stamp() } else { 0 };
         let mut heap = shard.heap();
         heap.now_ms = self.now_ms();
-        let source = Source::Segment { base, bytes: whole };
+        let source = Source::Segment { base, bytes: whole, oversize: size >= OVERSIZE };
         let (region, block) = heap.add_region(first, span, Kind::of(size), source, stamp);
         if !self.map.set(first, span, Arc::as_ptr(shard) as usize, region) {
             heap.remove_region(region);
@@ -481,7 +512,7 @@ impl Inner {
         let old = heap.unstitch_old(|stamp| shard.stream.is_done(stamp));
         let stitch = heap.claim_stitch(size);
         drop(heap);
-        self.rearranged(1);
+        self.rearranged(4);
         self.unmap_views(&old);
         let Some(stitch) = stitch else { return Ok(None) };
         let span = stitch.handles.len() as u64 * CHUNK;
@@ -521,7 +552,7 @@ impl Inner {
                     Box::new(move |stamp, _| stream.is_done(stamp))
                 });
                 if collected > 0 {
-                    self.rearranged(1);
+                    self.rearranged(4);
                 }
             }
         } else if ask.shard.pool == 0 && !self.captures.any() {
@@ -537,7 +568,7 @@ impl Inner {
             });
             if freed > 0 {
                 // Segments cost more than chunks: fewer times are enough.
-                self.rearranged(8);
+                self.rearranged(16);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Chunks: the unit of writing, of checking and of loss. A file that was cut off, or of which a part
 //! was never written, loses the chunks concerned and no other.
-use crate::record::{self, Record};
+use crate::record::Record;
+use crate::wire;
 
 /// What a chunk begins with; the last character is the version of the format.
 pub const MAGIC: [u8; 8] = *b"THPROF\0\x01";
@@ -223,7 +224,7 @@ impl<'a> Iterator for Records<'a> {
                 self.payload = self.chunks.next()?;
                 continue;
             }
-            match record::split(self.payload) {
+            match wire::split(self.payload) {
                 Some((raw, rest)) => {
                     self.payload = rest;
                     return Some(Record::decode(raw));
@@ -240,7 +241,7 @@ impl<'a> Iterator for Records<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Step;
+    use crate::Step;
 
     fn step(n: u64) -> Record<'static> {
         Record::Step(Step { time_ns: n * 10, step: n, thread: 1, flags: 0 })

@@ -17,12 +17,21 @@
 //! ```
 #![cfg_attr(not(test), no_std)]
 
+mod bodies;
 mod chunk;
 pub mod classes;
+mod names;
 pub mod page;
 mod record;
+mod wire;
 
+pub use bodies::{
+    Block, Extent, Free, Lifetimes, Lost, Mapping, Opt, Period, Pool, Process, Region, Resize,
+    Retag, Site, SnapshotBegin, SnapshotEnd, Stat, Step, System, Tag, Thread, Totals,
+};
 pub use chunk::{
     CHUNK_HEADER_BYTES, ChunkWriter, Chunks, Damage, MAGIC, MOST_PAYLOAD_BYTES, Records,
 };
-pub use record::*;
+pub use names::{component, extent_state, source, space};
+pub use record::Record;
+pub use wire::{Text, Words};

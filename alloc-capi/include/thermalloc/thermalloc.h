@@ -54,6 +54,30 @@ struct thermalloc_device_block {
   size_t user_bytes;
 };
 
+/* A library that goes with the allocator and has a thread of its own, which the background thread wakes
+ * each time it looks: a private futex. Zeros but for struct_bytes; it stays as long as the process. */
+struct thermalloc_companion {
+  size_t struct_bytes; /* sizeof(struct thermalloc_companion) */
+  void *next;          /* the allocator's own */
+  uint32_t looks;      /* one more at each look */
+  uint32_t reserved;
+};
+
+/* A pool of device memory, for whoever looks at the process from outside. */
+struct thermalloc_device_pool {
+  size_t struct_bytes; /* bytes of this struct */
+  uint64_t id;     /* what tells it from all others of the process; not 0 */
+  uint32_t device; /* the device's ordinal */
+  uint32_t space;  /* 1 device, 2 pinned host, 3 managed memory */
+  uint64_t live_bytes;    /* blocks in use, with their rounding */
+  uint64_t pending_bytes; /* blocks given back that a stream still uses */
+  uint64_t free_bytes;    /* free memory */
+  uint64_t held_bytes;    /* the memory that it has */
+  uint64_t peak_bytes;    /* the most that it had; 0: the pool is no more */
+  const char *name;       /* or null */
+  size_t name_bytes;
+};
+
 /* The table through which other libraries of the process reach the allocator. Refer to it weakly, or
  * find it with dlsym(RTLD_DEFAULT, "thermalloc_host_v1"), and look at `size` before you use a field
  * beyond `report`: fields are only ever added at the end. The functions may be called from any
@@ -81,6 +105,11 @@ struct thermalloc_host_v1 {
   uint64_t (*device_alloc)(const struct thermalloc_device_block *block);
   /* Takes it off again; pending not 0: a stream still uses it, and a second call will follow. */
   void (*device_free)(uint64_t handle, uint64_t stream, uint32_t pending);
+  /* Lets the background thread set a companion's pace: 0, or EINVAL. */
+  int32_t (*companion_add)(struct thermalloc_companion *companion);
+  /* Says what a pool of device memory holds, as often as it likes: 0, EINVAL, or ENOSPC where there are too
+   * many. */
+  int32_t (*device_pool)(const struct thermalloc_device_pool *pool);
 };
 extern const struct thermalloc_host_v1 thermalloc_host_v1;
 

@@ -185,8 +185,8 @@ pub(crate) fn all() -> Vec<Page> {
 pub(crate) mod tests {
     use super::*;
     use thermalloc_prof_format::{
-        ChunkWriter, Process, Record, Site, SnapshotBegin, SnapshotEnd, Stat, Tag, Text, Totals,
-        Words, component, source,
+        ChunkWriter, Pool, Process, Record, Site, SnapshotBegin, SnapshotEnd, Stat, Tag, Text,
+        Totals, Words, component, source, space,
     };
 
     /// A page as a process with this id would have it.
@@ -223,6 +223,32 @@ pub(crate) mod tests {
             stat(8 << 20, "active_bytes"),
             stat(2 << 20, "dirty_bytes"),
             stat(11 << 20, "resident_bytes"),
+            Record::Pool(Pool {
+                flags: 1,
+                live_bytes: 5 << 20,
+                free_bytes: 3 << 20,
+                held_bytes: 8 << 20,
+                ..Pool::default()
+            }),
+            Record::Pool(Pool {
+                index: 9,
+                threads: 3,
+                live_bytes: 2 << 20,
+                held_bytes: 2 << 20,
+                name: Text(b"loader"),
+                ..Pool::default()
+            }),
+            Record::Pool(Pool {
+                space: space::DEVICE,
+                device: 1,
+                live_bytes: 3 << 30,
+                free_bytes: 1 << 30,
+                pending_bytes: 512 << 20,
+                held_bytes: 5 << 30,
+                peak_bytes: 6 << 30,
+                name: Text(b"kv"),
+                ..Pool::default()
+            }),
             Record::Site(Site { site: 1, flags: 0, frames: Words::from_slice(&[0x1000]) }),
             Record::Tag(Tag {
                 tag: 1,

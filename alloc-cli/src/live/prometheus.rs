@@ -43,6 +43,17 @@ pub(super) fn text(states: Vec<State>) -> Result<String, Failure> {
             let lines = metrics.entry(format!("thermalloc_{name}{suffix}")).or_default();
             lines.push(format!("{{{who}}} {value}"));
         }
+        for pool in &state.profile.last()?.pools {
+            for (state, bytes) in [
+                ("live", pool.live),
+                ("free", pool.free),
+                ("pending", pool.pending),
+                ("held", pool.held),
+            ] {
+                let lines = metrics.entry(format!("thermalloc_pool_{state}_bytes")).or_default();
+                lines.push(format!("{{{who},pool=\"{}\"}} {bytes}", label(pool.name.trim_start())));
+            }
+        }
         let a = Analysis::of(state.profile, None, false)?;
         for (component, bytes) in a.totals_by_component()? {
             let lines = metrics.entry("thermalloc_component_bytes".to_owned()).or_default();
@@ -108,6 +119,9 @@ mod tests {
         assert_eq!(at(&format!("thermalloc_allocated_bytes{} 5242880", who(6))), head + 2);
         at(
             "thermalloc_component_bytes{pid=\"5\",program=\"/bin/server\",component=\"weights\"} 3000000",
+        );
+        at(
+            "thermalloc_pool_held_bytes{pid=\"6\",program=\"/bin/server\",pool=\"device 1 kv\"} 5368709120",
         );
         for line in text.lines().filter(|line| !line.starts_with('#')) {
             let (name, value) = line.rsplit_once(' ').unwrap();

@@ -86,9 +86,20 @@ fn text_of(pids: &[u32]) -> Result<String, Failure> {
 
 fn to_json(state: &State) -> Result<Value, Failure> {
     let last = state.profile.last()?;
+    let pools: Vec<Value> = last
+        .pools
+        .iter()
+        .map(|pool| {
+            json!({
+                "name": pool.name.trim_start(), "threads": pool.threads, "live_bytes": pool.live,
+                "pending_bytes": pool.pending, "free_bytes": pool.free, "held_bytes": pool.held,
+                "peak_bytes": (pool.peak > 0).then_some(pool.peak),
+            })
+        })
+        .collect();
     Ok(json!({
         "pid": state.profile.pid, "program": state.profile.program, "alive": state.alive,
-        "age_s": state.age, "stats": last.stats,
+        "age_s": state.age, "stats": last.stats, "pools": pools,
     }))
 }
 
@@ -106,6 +117,18 @@ fn tables(state: State) -> Result<String, Failure> {
         table.row([name.clone(), value]);
     }
     text += &table.text();
+    let pools = &state.profile.last()?.pools;
+    if !pools.is_empty() {
+        text += "\n";
+        let mut table =
+            Table::new(&["arena or pool", ">live", ">free", ">pending", ">has", ">threads"]);
+        for p in pools {
+            let cells = [p.live, p.free, p.pending, p.held].map(size);
+            let [live, free, pending, held] = cells;
+            table.row([p.name.clone(), live, free, pending, held, p.threads.to_string()]);
+        }
+        text += &table.text();
+    }
     let a = Analysis::of(state.profile, None, false)?;
     let components = a.totals_by_component()?;
     if !components.is_empty() {

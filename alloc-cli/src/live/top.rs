@@ -14,7 +14,7 @@ use ratatui::{Frame, Terminal};
 
 use super::page::{Page, State};
 use crate::failure::Failure;
-use crate::prof::{Analysis, bytes, count, float, name_of, size};
+use crate::prof::{Analysis, Pool, bytes, count, float, name_of, size};
 
 /// Watch a process: components, call sites, the allocator's pages, faults. Keys: q ends, d has it write a dump.
 ///
@@ -40,6 +40,7 @@ struct View {
     title: String,
     figures: Vec<(String, String)>,
     components: Vec<(String, u64)>,
+    pools: Vec<Pool>,
     sites: Vec<[String; 4]>,
     resident: VecDeque<u64>,
     note: String,
@@ -100,7 +101,7 @@ fn watch<B: ratatui::backend::Backend>(
 }
 
 fn print(view: &View) -> Result<(), Failure> {
-    let backend = ratatui::backend::TestBackend::new(120, 40);
+    let backend = ratatui::backend::TestBackend::new(120, 48);
     let mut terminal = match Terminal::new(backend) {
         Ok(terminal) => terminal,
         Err(never) => match never {},
@@ -133,6 +134,12 @@ fn faults(pid: u32) -> Option<u64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some(number(7)? + number(9)?)
+}
+
+/// Pools and all arenas together first, then by what they have; the slabs of CPUs last.
+fn by_size(mut pools: Vec<Pool>) -> Vec<Pool> {
+    pools.sort_by_key(|pool| (pool.name.starts_with(' '), std::cmp::Reverse(pool.held)));
+    pools
 }
 
 impl View {
@@ -179,6 +186,7 @@ impl View {
         if self.resident.len() > HISTORY {
             self.resident.pop_front();
         }
+        self.pools = by_size(last.pools);
         let a = Analysis::of(state.profile, None, false)?;
         let names = a.totals_by_component()?;
         self.components = names.into_iter().map(|(c, sum)| (name_of(c).to_owned(), sum)).collect();
@@ -206,10 +214,11 @@ impl View {
             Constraint::Length(1),
             Constraint::Length(6),
             Constraint::Length(13),
+            Constraint::Length(self.pool_lines(frame.area().height)),
             Constraint::Min(4),
             Constraint::Length(1),
         ];
-        let [title, curve, middle, sites, foot] = Layout::vertical(rows).areas(frame.area());
+        let [title, curve, middle, pools, sites, foot] = Layout::vertical(rows).areas(frame.area());
         frame.render_widget(Line::from(self.title.as_str()).bold(), title);
         let most = self.resident.iter().max().copied().unwrap_or(0);
         let data: Vec<u64> = self.resident.iter().copied().collect();
@@ -225,6 +234,7 @@ impl View {
         let [left, right] = Layout::horizontal(halves).areas(middle);
         self.draw_figures(frame, left);
         self.draw_components(frame, right);
+        self.draw_pools(frame, pools);
         let rows = self.sites.iter().map(|cells| Row::new(cells.iter().map(String::as_str)));
         let widths = [
             Constraint::Length(10),
@@ -240,6 +250,44 @@ impl View {
         );
         let keys = format!(" q ends  d dumps  {}", self.note);
         frame.render_widget(Paragraph::new(keys).style(Style::new().fg(Color::DarkGray)), foot);
+    }
+
+    /// What the arenas and pools have room for: call sites come first.
+    fn pool_lines(&self, height: u16) -> u16 {
+        const FRAME_AND_HEAD: u16 = 3;
+        let wanted = u16::try_from(self.pools.len()).unwrap_or(u16::MAX).min(8) + FRAME_AND_HEAD;
+        let room = height.saturating_sub(32);
+        if room > FRAME_AND_HEAD { wanted.min(room) } else { 0 }
+    }
+
+    fn draw_pools(&self, frame: &mut Frame<'_>, area: Rect) {
+        let rows = self.pools.iter().map(|pool| {
+            let or_not = |number: u64, text: String| if number > 0 { text } else { String::new() };
+            Row::new([
+                pool.name.clone(),
+                size(pool.live),
+                size(pool.free),
+                or_not(pool.pending, size(pool.pending)),
+                size(pool.held),
+                or_not(pool.peak, size(pool.peak)),
+                or_not(pool.threads.into(), pool.threads.to_string()),
+            ])
+        });
+        let widths = [
+            Constraint::Length(30),
+            Constraint::Length(11),
+            Constraint::Length(11),
+            Constraint::Length(11),
+            Constraint::Length(11),
+            Constraint::Length(11),
+            Constraint::Min(7),
+        ];
+        let head = ["arena or pool", "live", "free", "pending", "has", "had at most", "threads"];
+        let block = Block::bordered().title(" arenas and device pools ");
+        frame.render_widget(
+            Table::new(rows, widths).header(Row::new(head).bold()).block(block),
+            area,
+        );
     }
 
     fn draw_figures(&self, frame: &mut Frame<'_>, area: Rect) {
@@ -275,7 +323,7 @@ mod tests {
         let mut view = View::default();
         view.look(page.read().unwrap()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let mut terminal = Terminal::new(ratatui::backend::TestBackend::new(100, 32)).unwrap();
+        let mut terminal = Terminal::new(ratatui::backend::TestBackend::new(100, 42)).unwrap();
         terminal.draw(|frame| view.draw(frame)).unwrap();
         let text = screen(terminal.backend().buffer());
         for part in [
@@ -284,6 +332,9 @@ mod tests {
             "active           8.0 MiB",
             "weights      2.9 MiB",
             "[encoder] 0x1000",
+            "arenas of CPUs                 5.0 MiB     3.0 MiB                 8.0 MiB",
+            "device 1 kv                    3.0 GiB     1.0 GiB     512 MiB     5.0 GiB     6.0 GiB",
+            "arena 9 loader                 2.0 MiB     0 B                     2.0 MiB                 3",
             "q ends  d dumps",
         ] {
             assert!(text.contains(part), "no {part:?} on\n{text}");

@@ -166,12 +166,7 @@ fn draw(all: &[Analysis], chosen: &Snapshot, of: &Analysis) -> String {
     if dumps.is_empty() {
         dumps.push((of.profile.seconds(chosen.time_ns), chosen));
     }
-    let ends = |s: &Snapshot| {
-        let begin = s.extents.iter().map(|e| e.address).min().unwrap_or(0);
-        (begin, s.extents.iter().map(|e| e.address + e.bytes).max().unwrap_or(0))
-    };
-    let begin = dumps.iter().map(|(_, s)| ends(s).0).min().unwrap_or(0);
-    let end = dumps.iter().map(|(_, s)| ends(s).1).max().unwrap_or(1).max(begin + 1);
+    let axis = Axis::of(dumps.iter().flat_map(|(_, s)| &s.extents));
     #[allow(clippy::cast_precision_loss, reason = "a dozen rows")]
     let height = 90.0 + dumps.len() as f64 * 34.0;
     let mut svg = Svg::new(1100.0, height, "Slabs and extents by address, a row a dump");
@@ -193,11 +188,11 @@ fn draw(all: &[Analysis], chosen: &Snapshot, of: &Analysis) -> String {
         #[allow(clippy::cast_precision_loss, reason = "a dozen rows")]
         let y = frame.top + row as f64 * 34.0 + 4.0;
         svg.text(100.0, y + 18.0, "end", 11, &format!("{} {}", span(*seconds), s.reason));
-        for (cell, (e, resident)) in cells(s, begin, end).into_iter().enumerate() {
+        for (cell, (e, resident)) in cells(s, &axis).into_iter().enumerate() {
             let Some(e) = e else { continue };
             #[allow(clippy::cast_precision_loss, reason = "a few hundred cells")]
             let at = cell as f64 / CELLS as f64;
-            let name = extent_state::NAMES.get(e.state as usize).copied().unwrap_or("?");
+            let name = extent_state::name(e.state);
             let title = if e.state == extent_state::SLAB {
                 format!(
                     "slab of {}: {} of {} used; {} resident here",
@@ -216,16 +211,51 @@ fn draw(all: &[Analysis], chosen: &Snapshot, of: &Analysis) -> String {
     svg.finish()
 }
 
+/// Addresses without the gaps: each explicit arena lies far from the others.
+struct Axis {
+    /// Where a part begins and ends, and how much lies before it.
+    parts: Vec<(u64, u64, u64)>,
+}
+
+impl Axis {
+    fn of<'a>(extents: impl Iterator<Item = &'a Extent>) -> Self {
+        let mut ranges: Vec<(u64, u64)> =
+            extents.map(|e| (e.address, e.address + e.bytes)).collect();
+        ranges.sort_unstable();
+        let mut parts: Vec<(u64, u64, u64)> = Vec::new();
+        for (begin, end) in ranges {
+            match parts.last_mut() {
+                Some(last) if begin <= last.1 => last.1 = last.1.max(end),
+                last => {
+                    let before = last.map_or(0, |(begin, end, before)| *before + *end - *begin);
+                    parts.push((begin, end, before));
+                }
+            }
+        }
+        Self { parts }
+    }
+
+    fn length(&self) -> u64 {
+        self.parts.last().map_or(1, |(begin, end, before)| before + end - begin)
+    }
+
+    fn at(&self, address: u64) -> u64 {
+        let after = self.parts.partition_point(|part| part.0 <= address);
+        let part = after.checked_sub(1).and_then(|at| self.parts.get(at));
+        part.map_or(0, |(begin, _, before)| before + address - begin)
+    }
+}
+
 /// By cell: the extent that has most of it, and the bytes with memory behind them.
-fn cells(s: &Snapshot, begin: u64, end: u64) -> Vec<(Option<Extent>, f64)> {
-    let wide = ((end - begin) / CELLS as u64).max(1);
+fn cells(s: &Snapshot, axis: &Axis) -> Vec<(Option<Extent>, f64)> {
+    let wide = (axis.length() / CELLS as u64).max(1);
     let mut cells: Vec<(Option<Extent>, u64, f64)> = vec![(None, 0, 0.0); CELLS];
     for e in &s.extents {
-        let mut at = e.address;
-        let stop = e.address + e.bytes;
+        let mut at = axis.at(e.address);
+        let stop = at + e.bytes;
         while at < stop {
-            let cell = (at - begin) / wide;
-            let next = (begin + (cell + 1) * wide).min(stop);
+            let cell = at / wide;
+            let next = ((cell + 1) * wide).min(stop);
             let index = usize::try_from(cell).unwrap_or(0).min(CELLS - 1);
             let part = next - at;
             let (holder, most, sum) = &mut cells[index];
@@ -237,4 +267,22 @@ fn cells(s: &Snapshot, begin: u64, end: u64) -> Vec<(Option<Extent>, f64)> {
         }
     }
     cells.into_iter().map(|(holder, _, sum)| (holder, sum)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_windows_are_drawn_side_by_side() {
+        let extent = |address, bytes| Extent { address, bytes, ..Extent::default() };
+        let extents = [extent(1 << 40, 300), extent(100, 50), extent(150, 50), extent(100, 50)];
+        let axis = Axis::of(extents.iter());
+        assert_eq!(axis.length(), 400);
+        let at = [100, 150, 199, 1 << 40, (1 << 40) + 299].map(|address| axis.at(address));
+        assert_eq!(at, [0, 50, 99, 100, 399]);
+        let s = Snapshot { extents: extents.to_vec(), ..Snapshot::default() };
+        assert!(cells(&s, &axis).iter().all(|(holder, _)| holder.is_some()), "no gap");
+        assert_eq!(Axis::of([].into_iter()).length(), 1);
+    }
 }

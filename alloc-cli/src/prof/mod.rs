@@ -10,6 +10,7 @@ mod compare;
 mod convert;
 mod flame;
 mod fragmentation;
+mod growth;
 mod heap_v2;
 mod leaks;
 mod lifetimes;
@@ -33,7 +34,7 @@ use serde_json::Value;
 
 use self::analysis::At;
 pub(crate) use self::analysis::{Analysis, name_of};
-pub(crate) use self::profile::{Mapping, Profile, float};
+pub(crate) use self::profile::{Mapping, Pool, Profile, float};
 pub(crate) use self::table::{Table, bytes, count, size};
 use crate::failure::Failure;
 
@@ -47,7 +48,8 @@ pub(crate) struct Options {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Options),
-    /// Who holds memory: components, operators and scopes, call sites
+    /// Who holds memory: components, operators and scopes, call sites, and how these grew. Of two files of a
+    /// process, how they grew from the one to the other
     Report(Common),
     /// A flame graph (-o FILE.svg), or folded stacks
     Flame {
@@ -193,7 +195,8 @@ pub(crate) fn prof(options: Options) -> Result<(), Failure> {
             return write(None, thermalloc_prof_format::classes::BUILT_IN.as_bytes());
         }
         Command::Report(common) => {
-            let output = report::report(&common.analysis()?, common.at, common.top)?;
+            let (last, before) = common.last_two()?;
+            let output = report::report(&last, before.as_ref(), common.at, common.top)?;
             (common, output)
         }
         Command::Flame { common, measure } => {

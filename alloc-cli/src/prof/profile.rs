@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use thermalloc_prof_format::{
-    Block, Damage, Extent, Free, Process, Record, Records, Resize, Retag, SnapshotBegin, Step,
-    System, Text, Totals, space,
+    self as format, Block, Damage, Extent, Free, Process, Record, Records, Resize, Retag,
+    SnapshotBegin, Step, System, Text, Totals, space,
 };
 
 use crate::failure::Failure;
@@ -32,6 +32,48 @@ pub(crate) struct Region {
     pub(crate) locked: u64,
     pub(crate) flags: u32,
     pub(crate) path: String,
+}
+
+/// An arena, or a pool of device memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pool {
+    pub(crate) name: String,
+    /// Threads that are bound to it.
+    pub(crate) threads: u32,
+    pub(crate) live: u64,
+    pub(crate) pending: u64,
+    pub(crate) free: u64,
+    pub(crate) held: u64,
+    /// 0: not known.
+    pub(crate) peak: u64,
+}
+
+impl Pool {
+    fn new(pool: &format::Pool<'_>) -> Self {
+        let (name, index) = (string(pool.name), pool.index);
+        let name = match (pool.space, pool.flags) {
+            (space::HOST, 1) => "arenas of CPUs".to_owned(),
+            (space::HOST, 2) => format!("  slabs of {index}"),
+            (space::HOST, _) => format!("arena {index} {name}"),
+            (kind, _) => {
+                let kind = match kind {
+                    space::PINNED => "pinned, ",
+                    space::MANAGED => "managed, ",
+                    _ => "",
+                };
+                format!("{kind}device {} {name}", pool.device).trim_end().to_owned()
+            }
+        };
+        Self {
+            name,
+            threads: pool.threads,
+            live: pool.live_bytes,
+            pending: pool.pending_bytes,
+            free: pool.free_bytes,
+            held: pool.held_bytes,
+            peak: pool.peak_bytes,
+        }
+    }
 }
 
 /// A call stack.
@@ -97,6 +139,7 @@ pub(crate) struct Snapshot {
     pub(crate) stats: BTreeMap<String, u64>,
     pub(crate) extents: Vec<Extent>,
     pub(crate) regions: Vec<Region>,
+    pub(crate) pools: Vec<Pool>,
     pub(crate) system: Option<System>,
     /// Its end was written.
     pub(crate) whole: bool,
@@ -379,7 +422,7 @@ impl Snapshot {
     fn take(&mut self, record: Record<'_>) {
         match record {
             Record::Totals(totals) => self.totals.push(totals),
-            Record::Live(block) => self.live.push(block.into()),
+            Record::Live(block) => self.live.push(block),
             Record::Lifetimes(l) => {
                 let bins: Vec<f64> = l.bins.floats().collect();
                 let (times, steps) = bins.split_at((l.time_bins as usize).min(bins.len()));
@@ -393,6 +436,7 @@ impl Snapshot {
                 self.stats.insert(string(s.name), s.value);
             }
             Record::Extent(extent) => self.extents.push(extent),
+            Record::Pool(pool) => self.pools.push(Pool::new(&pool)),
             Record::Region(r) => self.regions.push(Region {
                 start: r.start,
                 resident: r.resident_bytes,

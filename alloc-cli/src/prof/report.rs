@@ -5,11 +5,17 @@ use serde_json::{Value, json};
 
 use super::Output;
 use super::analysis::{Analysis, At, Sum, name_of, sorted};
+use super::growth;
 use super::profile::{Profile, float};
 use super::table::{Table, bytes, count, percent, size, span};
 use crate::failure::Failure;
 
-pub(crate) fn report(a: &Analysis, at: At, top: usize) -> Result<Output, Failure> {
+pub(crate) fn report(
+    a: &Analysis,
+    earlier: Option<&Profile>,
+    at: At,
+    top: usize,
+) -> Result<Output, Failure> {
     let instant = a.at(at)?;
     let components = a.by_component(&instant);
     let mut total = Sum::default();
@@ -72,11 +78,16 @@ pub(crate) fn report(a: &Analysis, at: At, top: usize) -> Result<Output, Failure
         }));
     }
     text += &table.text();
-    let growth = growth(&a.profile);
-    if growth.len() > 1 {
+    let grown = growth::report(a, earlier, &instant, top.min(10))?;
+    let (told, grown) = grown.unwrap_or_default();
+    if !told.is_empty() {
+        text += &format!("\n{told}");
+    }
+    let dumps = dumps(&a.profile);
+    if dumps.len() > 1 {
         text += "\n";
         let mut table = Table::new(&["dump", ">after", ">live", ">resident", "why"]);
-        for point in &growth {
+        for point in &dumps {
             table.row([
                 point.number.to_string(),
                 span(point.seconds),
@@ -106,7 +117,7 @@ pub(crate) fn report(a: &Analysis, at: At, top: usize) -> Result<Output, Failure
     let json = json!({
         "program": a.profile.program, "pid": a.profile.pid, "moment": instant.what,
         "live_bytes": total.bytes, "error_bytes": total.error(), "live_blocks": total.blocks,
-        "components": components, "operators": tags, "sites": rows,
+        "components": components, "operators": tags, "sites": rows, "growth": grown,
         "symbolized_ms": a.symbolized_in.as_secs_f64() * 1e3,
         "warnings": a.profile.warnings(),
     });
@@ -142,7 +153,7 @@ struct Point {
     reason: String,
 }
 
-fn growth(profile: &Profile) -> Vec<Point> {
+fn dumps(profile: &Profile) -> Vec<Point> {
     profile
         .snapshots
         .iter()

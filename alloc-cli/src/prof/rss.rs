@@ -239,6 +239,7 @@ fn limits(s: &Snapshot, resident: f64) -> (Vec<String>, Value) {
         "pinned_bytes": pinned, "locked_bytes": system.locked_bytes,
         "swap_bytes": system.swap_bytes, "memory_bytes": system.memory_bytes,
         "memlock_limit_bytes": (system.memlock_limit_bytes != u64::MAX).then_some(system.memlock_limit_bytes),
+        "resident_bytes": system.resident_bytes,
         "peak_resident_bytes": system.peak_resident_bytes,
     });
     (warnings, json)

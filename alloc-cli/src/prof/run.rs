@@ -42,6 +42,10 @@ pub(crate) struct Options {
     #[arg(long)]
     children: bool,
 
+    /// Threads inherit the scope that they are created in (by libthermalloc_threads.so, beside libthermalloc.so)
+    #[arg(long)]
+    inherit_scopes: bool,
+
     #[command(flatten)]
     run: run::Options,
 }
@@ -60,7 +64,8 @@ pub(crate) fn run(options: Options) -> Failure {
         Err(failure) => return failure,
     };
     let settings = options.settings(&name);
-    run::run_with(options.run, &settings)
+    let beside = options.inherit_scopes.then_some("libthermalloc_threads.so");
+    run::run_with(options.run, &settings, beside)
 }
 
 /// The program may change its directory.

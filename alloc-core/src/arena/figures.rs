@@ -177,7 +177,7 @@ impl<O: Os> Heap<O> {
     }
 
     /// Calls `visit`, which may free it, with every extent in use.
-    fn for_all(&self, mut visit: impl FnMut(ExtentId, &Extent)) {
+    pub(super) fn for_all(&self, mut visit: impl FnMut(ExtentId, &Extent)) {
         let mut ids = [0; 64];
         let mut from = 1;
         while from != 0 {

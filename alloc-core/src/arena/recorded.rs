@@ -65,6 +65,15 @@ impl<O: Os> Heap<O> {
         self.extent_with_record(block).map_or(0, Extent::bits)
     }
 
+    /// Calls `visit` with the profiler's entry of every block that has one, while nobody frees any.
+    pub(crate) fn for_each_record(&self, mut visit: impl FnMut(u32)) {
+        self.for_all(|_, e| {
+            if matches!(e.state(), State::Large | State::Recorded) && e.bits() != 0 {
+                visit(e.bits());
+            }
+        });
+    }
+
     /// Names the profiler's entry of a live block with pages of its own.
     pub(crate) fn set_record(&self, block: *mut u8, record: u32) {
         if let Some(e) = self.extent_with_record(block) {

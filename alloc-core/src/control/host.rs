@@ -9,8 +9,11 @@ use super::options::{self, OPTIONS, SetError};
 use super::report::{self, Format};
 use super::stats;
 use super::text::Line;
+use crate::companion;
+pub use crate::companion::Companion;
+use crate::process;
 use crate::prof;
-pub use crate::prof::DeviceBlock;
+pub use crate::prof::{DeviceBlock, DevicePool};
 use core::ffi::{c_char, c_void};
 
 /// Takes a piece of a report: the context, its bytes and their number.
@@ -21,6 +24,7 @@ const VALUE_BYTES: usize = options::TEXT_BYTES;
 const EPERM: i32 = 1;
 const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
+const ENOSPC: i32 = 28;
 
 /// Version 1 of the table.
 #[repr(C)]
@@ -60,6 +64,10 @@ pub struct HostTable {
     device_alloc: unsafe extern "C" fn(block: *const DeviceBlock) -> u64,
     /// Takes it off again; `pending` not 0: a stream still uses it, and a second call will follow.
     device_free: extern "C" fn(handle: u64, stream: u64, pending: u32),
+    /// Lets the background thread set a companion's pace: 0, or EINVAL. It stays as long as the process.
+    companion_add: unsafe extern "C" fn(companion: *const Companion) -> i32,
+    /// Says what a pool of device memory holds, for whoever looks at the process; ENOSPC: there are too many.
+    device_pool: unsafe extern "C" fn(pool: *const DevicePool) -> i32,
 }
 
 /// The table of this allocator.
@@ -82,6 +90,8 @@ impl HostTable {
             report,
             device_alloc,
             device_free,
+            companion_add,
+            device_pool,
         }
     }
 
@@ -170,6 +180,19 @@ impl HostTable {
         (self.device_free)(handle, stream, u32::from(pending));
     }
 
+    /// Lets the background thread set a companion's pace; `false` where the two do not fit.
+    pub fn companion_add(&self, companion: &'static Companion) -> bool {
+        // SAFETY: it stays as long as the process.
+        unsafe { (self.companion_add)(companion) == 0 }
+    }
+
+    /// Says what a pool of device memory holds, for whoever looks at the process; false: there are too many.
+    pub fn device_pool(&self, pool: &DevicePool, name: &str) -> bool {
+        let pool = DevicePool { name: name.as_ptr(), name_bytes: name.len(), ..*pool };
+        // SAFETY: both are live for the call.
+        unsafe { (self.device_pool)(&raw const pool) == 0 }
+    }
+
     /// Writes a report to `sink`; `false` where the host does not know the format.
     pub fn report(&self, format: Format, mut sink: &mut dyn FnMut(&[u8])) -> bool {
         let ctx = core::ptr::from_mut(&mut sink).cast();
@@ -207,6 +230,8 @@ unsafe extern "C" fn option_read(
     out: *mut u8,
     out_len: usize,
 ) -> isize {
+    // Before the process's first block nobody has read what it sets.
+    let _ = process::ready();
     // SAFETY: the caller's duty.
     let Some(row) = options::find_bytes(unsafe { slice(name, name_len) }) else {
         return -1;
@@ -229,6 +254,7 @@ unsafe extern "C" fn option_write(
     value: *const u8,
     value_len: usize,
 ) -> i32 {
+    let _ = process::ready();
     // SAFETY: the caller's duty.
     let name = unsafe { slice(name, name_len) };
     // SAFETY: the caller's duty.
@@ -303,6 +329,35 @@ unsafe extern "C" fn device_alloc(block: *const DeviceBlock) -> u64 {
 
 extern "C" fn device_free(handle: u64, stream: u64, pending: u32) {
     prof::device_free(handle, stream, pending != 0);
+}
+
+/// # Safety
+/// `companion` is null or points to a companion that stays as long as the process.
+unsafe extern "C" fn companion_add(companion: *const Companion) -> i32 {
+    // SAFETY: the caller's duty.
+    match unsafe { companion.as_ref() } {
+        Some(companion) if companion::add(companion) => 0,
+        _ => EINVAL,
+    }
+}
+
+/// # Safety
+/// `pool` is null or points to a pool that says its own size, and whose `name` is null or points to
+/// `name_bytes` bytes.
+unsafe extern "C" fn device_pool(pool: *const DevicePool) -> i32 {
+    // SAFETY: the caller's duty.
+    let Some(bytes) = (unsafe { pool.cast::<usize>().as_ref() }) else { return EINVAL };
+    if *bytes < size_of::<DevicePool>() {
+        return EINVAL;
+    }
+    // SAFETY: it is not smaller than what is known of it.
+    let pool = unsafe { &*pool };
+    // SAFETY: the caller's duty.
+    let name = unsafe { slice(pool.name, pool.name_bytes) };
+    if pool.id == 0 {
+        return EINVAL;
+    }
+    if prof::report_pool(pool, name) { 0 } else { ENOSPC }
 }
 
 #[cfg(test)]
@@ -388,8 +443,13 @@ mod tests {
     fn the_layout_is_that_of_the_c_header() {
         assert_eq!(core::mem::offset_of!(HostTable, option_read), 8);
         assert_eq!(core::mem::offset_of!(HostTable, report), 56);
-        assert_eq!(size_of::<HostTable>(), 80);
+        assert_eq!(core::mem::offset_of!(HostTable, companion_add), 80);
+        assert_eq!(core::mem::offset_of!(HostTable, device_pool), 88);
+        assert_eq!(size_of::<HostTable>(), 96);
+        assert_eq!(size_of::<Companion>(), 24);
         assert_eq!(core::mem::offset_of!(DeviceBlock, device), 40);
         assert_eq!(size_of::<DeviceBlock>(), 64);
+        assert_eq!(core::mem::offset_of!(DevicePool, live_bytes), 24);
+        assert_eq!(size_of::<DevicePool>(), 80);
     }
 }

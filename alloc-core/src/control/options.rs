@@ -333,7 +333,7 @@ macro_rules! options {
 
 options! {
     [
-        prof_prefix: "What the names of the profiler's dumps begin with: `PREFIX.PID.NUMBER.WHY.thprof`. Empty is `thermalloc`, in the working directory.";
+        prof_prefix: "What the names of the profiler's dumps begin with: `PREFIX.PID.NUMBER.TIME.LIVE.WHY.thprof`. Empty is `thermalloc`, in the working directory.";
         prof_events: "Writes every event of recorded blocks to this file (`docs/profile-format.md`). `%p` in it becomes the process id, which a program that forks needs.";
         stats_page: "Keeps figures of the live process in this file, for `thermalloc top` and `stats`; `/dev/shm/thermalloc.%p` is where they look first. `%p` becomes the process id.";
         prof_classes: "A file of rules by which reports assign call stacks to components, before those that are built in. Noted in profiles for their readers.";
@@ -358,12 +358,13 @@ options! {
     prof_limit_percent: Count = 0, 0..=100, Live, "Write a dump when the cgroup has so many per cent of its limit, or tasks in it wait for memory, or the process has reached `limit_bytes`. 0: none.";
     prof_oom: Bool = false, 0..=1, Start, "Write a dump when an allocation of the C library's functions fails, the first time.";
     prof_dumps: Count = 1000, 0..=4_294_967_295, Live, "The most dumps that a process writes to files of their own; 0 sets no limit.";
+    prof_dumps_bytes: Bytes = 0, 0..=i64::MAX, Live, "The most bytes of such dumps together: the first that would go beyond is not kept, and no more are written. 0 sets no limit.";
     prof_pid: Count = 0, 0..=4_194_304, Start, "Record, and write profiles, in the process with this id only, and in its forks: not in the programs that it starts, which have the same environment.";
     prof_tensorflow: Bool = true, 0..=1, Live, "Read what TensorFlow says of each of its allocations: operator, step and kind.";
     lg_prof_interval: Count = -1, -1..=62, Live, "Write a dump each time that so many more bytes were allocated, as the base-2 logarithm. -1 and 0 write none.";
     prof_gdump: Bool = false, 0..=1, Live, "Write a dump when the program has grown beyond all that it was.";
     prof_final: Bool = false, 0..=1, Live, "Write a dump at the end of the process.";
-    prof_jeprof: Bool = false, 0..=1, Live, "Write dumps as jemalloc does, for jeprof: `PREFIX.PID.NUMBER.WHY.heap`.";
+    prof_jeprof: Bool = false, 0..=1, Live, "Write dumps as jemalloc does, for jeprof: `PREFIX.PID.NUMBER.LETTER.heap`.";
     prof_leak: Bool = false, 0..=1, Live, "Say on standard error what is still live at the end of the process.";
     narenas: Count = 0, 0..=4095, Start, "Number of arenas. 0 has one for each CPU.";
 }

@@ -125,12 +125,11 @@ pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
 fn alloc_at_event(class: SizeClass, size: usize) -> *mut u8 {
     let due = event(size);
     // What a thread that is bound to an arena gets is that arena's, so that its end takes all of it.
-    if !apart::is_set(apart::BOUND) {
-        let block = prof::alloc_chosen(class, size, due);
-        if !block.is_null() {
-            apart::note(size_class::class_bytes(class), 0);
-            return block;
-        }
+    let heap = apart::arena().map_or(&HEAP, |arena| &arena.heap);
+    let block = prof::alloc_chosen(heap, class, size, due);
+    if !block.is_null() {
+        apart::note(size_class::class_bytes(class), 0);
+        return block;
     }
     // SAFETY: the table has an entry for every CPU.
     unsafe { rseq::pop(hot().table(), usize::from(class)) }

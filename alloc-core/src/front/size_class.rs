@@ -117,6 +117,16 @@ pub(crate) fn class_of_aligned(size: usize, align: usize, page: usize) -> Option
     Some(class)
 }
 
+/// As [`class_of_aligned`], where that is the class of the size. `None`: it has to be looked for.
+#[inline(always)]
+pub(crate) fn class_at_once(size: usize, align: usize, page: usize) -> Option<SizeClass> {
+    if size > CACHED_MAX || align > page {
+        return None;
+    }
+    let class = class_of(size.max(align));
+    (class_bytes(class) & (align - 1) == 0).then_some(class)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +153,10 @@ mod tests {
 
     #[test]
     fn aligned_classes_keep_their_alignment() {
+        for (size, align) in (1..5000).flat_map(|size| (0..=13).map(move |lg| (size, 1 << lg))) {
+            let known = class_at_once(size, align, 4096);
+            assert!(known.is_none() || known == class_of_aligned(size, align, 4096));
+        }
         for lg in 4..=12 {
             let align = 1 << lg;
             for size in (1..CACHED_MAX).step_by(317) {

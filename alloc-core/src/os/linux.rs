@@ -408,6 +408,15 @@ pub(crate) fn close(fd: i32) {
     let _ = unsafe { syscall(libc::SYS_close, int(fd), 0, 0, 0, 0, 0) };
 }
 
+/// One `ioctl(2)`.
+///
+/// # Safety
+/// `argument` is the exposed address of what the request reads and writes, and of all that it points to.
+pub(crate) unsafe fn ioctl(fd: i32, request: usize, argument: usize) -> Result<usize, Errno> {
+    // SAFETY: as the caller promises.
+    check(unsafe { syscall(libc::SYS_ioctl, int(fd), request, argument, 0, 0, 0) })
+}
+
 /// One `read(2)`; the result is the number of bytes read, 0 at the end.
 pub(crate) fn read(fd: i32, buffer: &mut [u8]) -> Result<usize, Errno> {
     let to = buffer.as_mut_ptr().expose_provenance();

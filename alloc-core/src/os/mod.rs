@@ -11,6 +11,8 @@ pub(crate) mod fork;
 pub(crate) mod ids;
 pub(crate) mod linux;
 #[cfg(not(loom))]
+pub(crate) mod page_scan;
+#[cfg(not(loom))]
 pub(crate) mod smaps;
 pub(crate) mod start;
 mod vdso;

@@ -1,20 +1,25 @@
 //! Dumps: what the ledger holds, written to a file while the program runs on.
 use core::ffi::CStr;
 
-use super::file::{Desk, Introduced, Writer};
+use super::file::{Desk, Introduced, Memory, Writer};
+use super::names::{self, Why};
 use super::{
     LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
-    page, system,
+    page, pools, system,
 };
+use crate::arena::Heap;
 use crate::arena::slab::free_slots;
 use crate::control::options::{self, Kind, TEXT_BYTES};
 use crate::control::stats::{self, Span, Unit};
 use crate::control::text::Line;
+use crate::explicit;
 use crate::extent::State;
 use crate::extent::page_map::LG_PAGE;
 use crate::front::size_class::class_bytes;
 use crate::os::file::File;
-use crate::os::{Errno, linux, start};
+use crate::os::linux::{self, Linux};
+use crate::os::page_scan::PageScan;
+use crate::os::{Errno, start};
 use crate::process::{self as the_process, HEAP};
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use thermalloc_prof_format::{
@@ -50,12 +55,8 @@ impl core::fmt::Display for DumpError {
 impl core::error::Error for DumpError {}
 
 static DESK: Desk = Desk::new();
-/// Dumps so far, by names and by number within the process.
-static FILES: AtomicU64 = AtomicU64::new(0);
+/// Dumps so far.
 static SNAPSHOTS: AtomicU64 = AtomicU64::new(0);
-static INTERVALS: AtomicU64 = AtomicU64::new(0);
-static REQUESTS: AtomicU64 = AtomicU64::new(0);
-static PEAKS: AtomicU64 = AtomicU64::new(0);
 /// Bytes allocated, as far as threads told; the last interval that was dumped.
 static PASSED: AtomicU64 = AtomicU64::new(0);
 /// When the limit is looked at again, and whether it was near.
@@ -70,72 +71,71 @@ static PEAK_PAGES: AtomicU32 = AtomicU32::new(0);
 /// In a fork's child.
 pub(super) fn forget() {
     DESK.forget();
-    FILES.store(0, Relaxed);
+    names::forget();
 }
 
 /// Writes a dump to a new file at `path`.
 pub(super) fn to(path: &CStr, reason: &[u8]) -> Result<(), DumpError> {
-    if !options::prof() && !is_on() {
-        return Err(DumpError::Off);
-    }
-    let system = |Errno(errno)| DumpError::System(errno);
-    let desk = DESK.take().ok_or(DumpError::Busy)?;
-    let memory = &mut *desk.memory;
-    (memory.sequence, memory.introduced) = (0, Introduced::default());
-    let file = File::open(path, true).map_err(system)?;
-    let mut writer = Writer::new(&file, memory);
-    header(&mut writer);
-    mappings(&mut writer);
-    snapshot(&mut writer, reason);
-    writer.finish().map(drop).map_err(system)
+    native(path, u64::MAX, reason).map(drop)
 }
 
 /// Writes a dump in jemalloc's format to a new file at `path`.
 pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
+    heap_v2(path, u64::MAX).map(drop)
+}
+
+/// Writes a dump of at most `most` bytes; how many it has.
+fn native(path: &CStr, most: u64, reason: &[u8]) -> Result<u64, DumpError> {
+    whole_or_none(path, most, |file, memory| {
+        (memory.sequence, memory.introduced) = (0, Introduced::default());
+        let mut writer = Writer::new(file, memory);
+        header(&mut writer);
+        mappings(&mut writer);
+        snapshot(&mut writer, reason);
+        writer.finish().map(drop)
+    })
+}
+
+/// The same in jemalloc's format.
+fn heap_v2(path: &CStr, most: u64) -> Result<u64, DumpError> {
+    whole_or_none(path, most, heap_v2::write)
+}
+
+fn whole_or_none(
+    path: &CStr,
+    most: u64,
+    write: impl FnOnce(&File, &mut Memory) -> Result<(), Errno>,
+) -> Result<u64, DumpError> {
     if !options::prof() && !is_on() {
         return Err(DumpError::Off);
     }
     let desk = DESK.take().ok_or(DumpError::Busy)?;
-    let file = File::open(path, true);
-    let written = file.and_then(|file| heap_v2::write(&file, &mut *desk.memory));
-    written.map_err(|Errno(errno)| DumpError::System(errno))
+    let system = |Errno(errno)| DumpError::System(errno);
+    let file = File::open(path, true).map_err(system)?.at_most(most);
+    let result = write(&file, &mut *desk.memory);
+    if result == Err(Errno(libc::EDQUOT)) {
+        // It is of no use to anybody, and would take up what others may have.
+        linux::unlink(path);
+    }
+    result.map(|()| file.written()).map_err(system)
 }
 
-/// Writes a dump to a file whose name starts as the option says: `PREFIX.PID.NUMBER.LETTER[N].thprof`, or
-/// `.heap` where it is in jemalloc's format.
-pub(super) fn by_prefix(letter: u8, reason: &[u8]) -> Result<(), DumpError> {
+/// Writes a dump to a file that is named as the options say.
+pub(super) fn by_prefix(why: Why) -> Result<(), DumpError> {
     // What happens by itself belongs into the log, where there is one.
-    if log::is_on() && matches!(letter, b'i' | b'm') {
-        return log::snapshot(reason);
+    if log::is_on() && matches!(why, Why::Interval | Why::Peak) {
+        return log::snapshot(why.word().as_bytes());
     }
-    let most = u64::from(options::prof_dumps());
-    if most > 0 && FILES.load(Relaxed) >= most {
-        return Err(DumpError::System(libc::EDQUOT));
-    }
-    let mut line = Line::<{ TEXT_BYTES + 80 }>::new();
-    let path = name(&mut line, letter).ok_or(DumpError::System(libc::EINVAL))?;
-    if options::prof_jeprof() { heap_v2_to(path) } else { to(path, reason) }
-}
-
-fn name(line: &mut Line<{ TEXT_BYTES + 80 }>, letter: u8) -> Option<&CStr> {
-    let prefix = options::prof_prefix();
-    match prefix.as_bytes() {
-        b"" => line.str("thermalloc"),
-        prefix => line.bytes(prefix),
+    let room = names::room()?;
+    let mut line = Line::new();
+    let path = names::next(&mut line, why).ok_or(DumpError::System(libc::EINVAL))?;
+    let result = if options::prof_jeprof() {
+        heap_v2(path, room)
+    } else {
+        native(path, room, why.word().as_bytes())
     };
-    line.str(".").signed(linux::getpid().into());
-    line.str(".").unsigned(FILES.fetch_add(1, Relaxed)).str(".").bytes(&[letter]);
-    let counter = match letter {
-        b'i' => Some(&INTERVALS),
-        b'm' => Some(&PEAKS),
-        b'u' => Some(&REQUESTS),
-        _ => None,
-    };
-    if let Some(counter) = counter {
-        line.unsigned(counter.fetch_add(1, Relaxed));
-    }
-    line.str(if options::prof_jeprof() { ".heap\0" } else { ".thprof\0" });
-    CStr::from_bytes_with_nul(line.as_bytes()).ok()
+    names::written(result);
+    result.map(drop)
 }
 
 /// A thread has allocated `bytes` more: a dump each time that another interval is full.
@@ -144,7 +144,7 @@ pub(super) fn on_interval(bytes: u64) {
     let lg = options::lg_prof_interval().min(62);
     let before = PASSED.fetch_add(bytes, Relaxed);
     if before >> lg != before.wrapping_add(bytes) >> lg {
-        let _ = by_prefix(b'i', b"interval");
+        let _ = by_prefix(Why::Interval);
     }
 }
 
@@ -156,7 +156,7 @@ pub(super) fn on_peak() {
     let (pages, last) = (HEAP.pages.space.window.pages(), PEAK_PAGES.load(Relaxed));
     if pages > last
         && PEAK_PAGES.compare_exchange(last, pages, Relaxed, Relaxed).is_ok()
-        && by_prefix(b'm', b"peak") == Err(DumpError::Busy)
+        && by_prefix(Why::Peak) == Err(DumpError::Busy)
     {
         // At the next look.
         PEAK_PAGES.store(last, Relaxed);
@@ -177,7 +177,7 @@ pub(super) fn on_limit() {
     }
     let near = the_process::near_limit(percent.into());
     if near && !NEAR_LIMIT.swap(near, Relaxed) {
-        let _ = by_prefix(b'l', b"limit");
+        let _ = by_prefix(Why::Limit);
     }
     NEAR_LIMIT.store(near, Relaxed);
 }
@@ -185,7 +185,7 @@ pub(super) fn on_limit() {
 /// A dump when memory is out, once in a process's life.
 pub(super) fn on_failure() {
     if options::prof_oom() && !FAILED.swap(true, Relaxed) {
-        let _ = by_prefix(b'o', b"oom");
+        let _ = by_prefix(Why::Oom);
     }
 }
 
@@ -207,7 +207,7 @@ pub(super) fn at_exit() {
         !(options::prof_gdump() && grown)
     });
     if options::prof_final() {
-        insist(|| by_prefix(b'f', b"exit") != Err(DumpError::Busy));
+        insist(|| by_prefix(Why::Exit) != Err(DumpError::Busy));
     }
     if options::prof_leak() {
         leak_summary();
@@ -335,12 +335,17 @@ pub(super) fn snapshot(writer: &mut Writer<'_>, reason: &[u8]) {
     totals(writer);
     for block in (1..LIVE.end()).filter_map(|index| LIVE.glance(index)) {
         writer.introduce(block.site, block.tag, block.thread);
-        writer.push(&Record::Live(block.into()));
+        writer.push(&Record::Live(block));
     }
     figures(writer);
-    HEAP.pages.glance(|e| extent(writer, e));
+    let scan = PageScan::open();
+    for heap in explicit::all_heaps() {
+        heap.pages.glance(|e| extent(writer, heap, scan.as_ref(), e));
+    }
+    drop(scan);
     system::regions(writer);
     system::limits(|record| writer.push(record));
+    pools::each(|record| writer.push(record));
     let (blocks, sites) = (MISSED.load(Relaxed), SITES.lost());
     if blocks + sites > 0 {
         writer.push(&Record::Lost(Lost { time_ns: now_ns(), events: 0, blocks, sites }));
@@ -385,7 +390,12 @@ fn figures(writer: &mut Writer<'_>) {
     }
 }
 
-fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
+fn extent(
+    writer: &mut Writer<'_>,
+    heap: &Heap<Linux>,
+    scan: Option<&PageScan>,
+    e: &crate::extent::Extent,
+) {
     let (state, start, pages) = (e.state(), e.start(), e.pages());
     let kind = match state {
         State::Slab => extent_state::SLAB,
@@ -408,17 +418,15 @@ fn extent(writer: &mut Writer<'_>, e: &crate::extent::Extent) {
     }
     // It may have become something else meanwhile: a picture can bear to lack one.
     if (e.state(), e.start(), e.pages()) == (state, start, pages) {
+        let address = heap.pages.space.window.address(start);
         writer.push(&Record::Extent(Extent {
-            address: HEAP.pages.space.window.address(start) as u64,
+            address: address as u64,
             bytes: u64::from(pages) << LG_PAGE,
             state: kind,
             class_bytes: class,
             slots,
             used,
-            resident_bytes_plus_1: system::resident(
-                HEAP.pages.space.window.address(start),
-                (pages as usize) << LG_PAGE,
-            ),
+            resident_bytes_plus_1: system::resident(scan, address, (pages as usize) << LG_PAGE),
         }));
     }
 }

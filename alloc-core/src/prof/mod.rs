@@ -20,7 +20,9 @@ mod heap_v2;
 mod live;
 mod log;
 mod maps;
+mod names;
 mod page;
+mod pools;
 mod ring;
 mod sampler;
 mod sites;
@@ -32,6 +34,8 @@ mod unwind;
 mod usdt;
 
 pub use dump::DumpError;
+pub use pools::DevicePool;
+pub(crate) use pools::report as report_pool;
 pub(crate) use sampler::{Period, Way};
 
 use self::live::{Live, Totals};
@@ -39,11 +43,13 @@ use self::sampler::Budget;
 use self::sites::{MOST_FRAMES, Sites};
 use self::table::{Segments, Shared};
 use self::tags::{Meaning, Tags};
+use crate::arena::Heap;
 use crate::background;
 use crate::control::options;
+use crate::explicit;
 use crate::front;
 use crate::front::size_class::{CACHED_MAX, SizeClass, class_bytes};
-use crate::os::linux;
+use crate::os::linux::{self, Linux};
 use crate::process::{self, HEAP};
 use crate::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -123,23 +129,23 @@ fn budget_of(size: usize) -> &'static Budget {
     if size > EXACT_ABOVE_BYTES { &LARGE } else { &SMALL }
 }
 
-/// A block of `class` for a request of `size` bytes that was chosen and stands for `weight`; null: it
-/// can't be recorded.
+/// A block of `class` from `heap`, for a request of `size` bytes that was chosen and stands for `weight`;
+/// null: it can't be recorded.
 #[cold]
 #[inline(never)]
-pub(crate) fn alloc(class: SizeClass, size: usize, weight: f64) -> *mut u8 {
+fn alloc(heap: &Heap<Linux>, class: SizeClass, size: usize, weight: f64) -> *mut u8 {
     if !process::ready() {
         return core::ptr::null_mut();
     }
     let Some(_recording) = Recording::begin() else { return core::ptr::null_mut() };
-    let p = HEAP.alloc_recorded(class);
+    let p = heap.alloc_recorded(class);
     if p.is_null() {
         MISSED.fetch_add(1, Relaxed);
         return p;
     }
     let block = host_block(p, size, class_bytes(class), weight);
     if let Some(record) = record(block, 0) {
-        HEAP.set_record(p, record);
+        heap.set_record(p, record);
     }
     spend(budget_of(size));
     p
@@ -147,30 +153,35 @@ pub(crate) fn alloc(class: SizeClass, size: usize, weight: f64) -> *mut u8 {
 
 /// As [`alloc`], where [`choose`] chooses the block; null: it doesn't, or as above.
 #[inline]
-pub(crate) fn alloc_chosen(class: SizeClass, size: usize, due: bool) -> *mut u8 {
+pub(crate) fn alloc_chosen(
+    heap: &Heap<Linux>,
+    class: SizeClass,
+    size: usize,
+    due: bool,
+) -> *mut u8 {
     let weight = if due || size > EXACT_ABOVE_BYTES { choose(size, due) } else { None };
-    weight.map_or(core::ptr::null_mut(), |weight| alloc(class, size, weight))
+    weight.map_or(core::ptr::null_mut(), |weight| alloc(heap, class, size, weight))
 }
 
-/// Records a block with pages of its own, of a request of `size` bytes, if it is one of those to be
-/// recorded. `due`: it was chosen as one of a size class would be.
+/// Records a block of `heap` with pages of its own, of a request of `size` bytes, if it is one of those to
+/// be recorded. `due`: it was chosen as one of a size class would be.
 #[inline]
-pub(crate) fn note_large(p: *mut u8, size: usize, due: bool) {
+pub(crate) fn note_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: bool) {
     if !p.is_null() && is_on() {
-        choose_large(p, size, due);
+        choose_large(heap, p, size, due);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn choose_large(p: *mut u8, size: usize, due: bool) {
+fn choose_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: bool) {
     let Some(weight) = choose(size, due) else { return };
-    if !HEAP.can_have_record(p) {
+    if !heap.can_have_record(p) {
         return;
     }
     let Some(_recording) = Recording::begin() else { return };
-    if let Some(record) = record(host_block(p, size, HEAP.large_bytes(p), weight), 0) {
-        HEAP.set_record(p, record);
+    if let Some(record) = record(host_block(p, size, heap.large_bytes(p), weight), 0) {
+        heap.set_record(p, record);
     }
     spend(budget_of(size));
 }
@@ -363,6 +374,23 @@ pub(crate) fn resized(record: u32, p: *mut u8, size: usize, usable: usize) {
     });
 }
 
+/// Resizes a large block `p` of `heap` to `size` bytes by `resize`, which says where it lies then; what is
+/// known of it goes along.
+pub(crate) fn follow(
+    heap: &Heap<Linux>,
+    p: *mut u8,
+    size: usize,
+    resize: impl FnOnce() -> Option<*mut u8>,
+) -> Option<*mut u8> {
+    let record = if ever() { heap.record_at(p) } else { 0 };
+    let q = resize()?;
+    if record != 0 {
+        heap.set_record(q, record);
+        resized(record, q, size, heap.large_bytes(q));
+    }
+    Some(q)
+}
+
 /// Changes a block of the ledger as `with` says, unless that returns false.
 fn change(record: u32, with: impl FnOnce(&mut Block) -> bool) -> bool {
     let Some(old) = LIVE.block(record) else { return false };
@@ -518,6 +546,16 @@ impl Captured {
     }
 }
 
+/// What `f` does, in the scope that the calling thread is in now, on whatever thread it is done:
+/// `std::thread::spawn(prof::inherit(|| work()))`.
+pub fn inherit<R>(f: impl FnOnce() -> R) -> impl FnOnce() -> R {
+    let captured = capture();
+    move || {
+        let _scope = captured.attach();
+        f()
+    }
+}
+
 /// Opens a scope; the one before, for [`attach_raw`].
 #[doc(hidden)]
 pub fn push_raw(name: &[u8]) -> u32 {
@@ -571,7 +609,8 @@ pub fn mark_raw(block: *mut u8, tag: u32) -> bool {
     if !ever() || (tag != 0 && !TAGS.knows(tag)) {
         return false;
     }
-    let record = HEAP.record_at(block);
+    let heap = explicit::of(block.addr()).map_or(&HEAP, |arena| &arena.heap);
+    let record = heap.record_at(block);
     record != 0
         && change(record, |block| {
             let other = block.tag != tag;
@@ -601,7 +640,7 @@ pub fn dump_heap_v2(path: &core::ffi::CStr) -> Result<(), DumpError> {
 /// # Errors
 /// As [`dump`].
 pub fn dump_to_prefix() -> Result<(), DumpError> {
-    dump::by_prefix(b'u', b"request")
+    dump::by_prefix(names::Why::Request)
 }
 
 // Device memory

@@ -6,8 +6,9 @@
 //! has made its own.
 use core::ptr::null_mut;
 
+use super::names::Why;
 use super::sites::MOST_FRAMES;
-use super::{SITES, TAGS, TOTALS, dump, map, now_ns, period, system};
+use super::{SITES, TAGS, TOTALS, dump, map, now_ns, period, pools, system};
 use crate::control::options;
 use crate::control::stats;
 use crate::control::text::Line;
@@ -107,7 +108,7 @@ pub(super) fn tend() {
     let (requested, served) = (word(page, WORD_REQUESTED), word(page, WORD_SERVED));
     let (asked, seen) = (requested.load(Acquire), served.load(Relaxed));
     if asked != seen && served.compare_exchange(seen, asked, AcqRel, Relaxed).is_ok() {
-        let _ = dump::by_prefix(b'u', b"request");
+        let _ = dump::by_prefix(Why::Request);
     }
 }
 
@@ -156,6 +157,9 @@ fn fill(chunk: &mut ChunkWriter<'_>, chosen: &mut Chosen, now: u64, number: u64)
         chunk.push(&Record::Stat(Stat { value, unit: row.unit as u32, flags: 0, name }));
     }
     system::limits(|record| {
+        let _ = chunk.push(record);
+    });
+    pools::each(|record| {
         let _ = chunk.push(record);
     });
     let len = choose(&mut chosen.totals);

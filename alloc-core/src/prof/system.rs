@@ -3,8 +3,10 @@
 //! not the allocator's.
 use super::file::Writer;
 use super::maps;
+use crate::explicit;
+use crate::extent::page_map::Window;
+use crate::os::page_scan::PageScan;
 use crate::os::{linux, start};
-use crate::process::HEAP;
 use thermalloc_prof_format::{Record, Region, System, Text};
 
 const PATH_BYTES: usize = 512;
@@ -25,9 +27,11 @@ impl Current {
     }
 
     fn begin(&mut self, mapping: &maps::Mapping<'_>) {
-        let window = &HEAP.pages.space.window;
-        let blocks = u32::from(window.page_of(mapping.start).is_some()) << 3;
-        let tables = u32::from(window.in_tables(mapping.start)) << 4;
+        let any = |is: fn(&Window, usize) -> bool| {
+            explicit::all_heaps().any(|heap| is(&heap.pages.space.window, mapping.start))
+        };
+        let blocks = u32::from(any(|window, at| window.page_of(at).is_some())) << 3;
+        let tables = u32::from(any(|window, at| window.in_tables(at))) << 4;
         self.region = Region {
             start: mapping.start as u64,
             end: mapping.end as u64,
@@ -102,11 +106,23 @@ pub(super) fn limits(mut push: impl FnMut(&Record<'_>)) {
 }
 
 /// Bytes of `[address, address + bytes)` with memory behind them, plus 1; 0: the kernel does not say.
-pub(super) fn resident(address: usize, bytes: usize) -> u64 {
+pub(super) fn resident(scan: Option<&PageScan>, address: usize, bytes: usize) -> u64 {
+    let page = start::page_size();
+    // The kernel's pages may be larger than ours: those at the ends are counted where they begin.
+    let (at, end) = (address.next_multiple_of(page), (address + bytes).next_multiple_of(page));
+    if at >= end {
+        return 1;
+    }
+    match scan.and_then(|scan| scan.resident(at, end - at)) {
+        Some(resident) => resident as u64 + 1,
+        None => in_core(at, end),
+    }
+}
+
+/// The same as an older kernel says it: with pages that were only read.
+fn in_core(mut at: usize, end: usize) -> u64 {
     let page = start::page_size();
     let mut pages = [0; 2048];
-    // The kernel's pages may be larger than ours: those at the ends are counted where they begin.
-    let (mut at, end) = (address.next_multiple_of(page), address + bytes);
     let mut resident = 0;
     while at < end {
         let len = (end - at).min(pages.len() * page);
@@ -136,14 +152,37 @@ mod tests {
     #[test]
     fn pages_that_were_touched_are_resident() {
         let page = start::page_size();
+        let scan = PageScan::open();
         let block = super::super::map(16 * page);
         assert!(!block.is_null());
-        let before = resident(block.addr(), 16 * page);
+        let before = resident(scan.as_ref(), block.addr(), 16 * page);
+        assert_eq!(before, in_core(block.addr(), block.addr() + 16 * page));
         for i in 0..3 {
             // SAFETY: within the 16 pages.
             unsafe { block.wrapping_add(i * page).write(1) };
         }
-        assert_eq!(resident(block.addr(), 16 * page), before + 3 * page as u64);
-        assert_eq!(resident(usize::MAX - 8 * page + 1, page), 0, "nothing is mapped there");
+        let now = resident(scan.as_ref(), block.addr(), 16 * page);
+        assert_eq!(now, before + 3 * page as u64);
+        assert_eq!(now, in_core(block.addr(), block.addr() + 16 * page));
+        let nowhere = usize::MAX - 8 * page + 1;
+        assert!(in_core(nowhere, nowhere + page) == 0 && resident(None, nowhere, page) == 0);
+    }
+
+    #[test]
+    fn pages_that_were_only_read_are_not() {
+        let page = start::page_size();
+        let block = super::super::map(4 * page);
+        let Some(scan) =
+            PageScan::open().filter(|scan| scan.resident(block.addr(), page).is_some())
+        else {
+            // An older kernel, which can't tell.
+            return;
+        };
+        let before = resident(Some(&scan), block.addr(), 4 * page);
+        for i in 0..4 {
+            // SAFETY: within the four pages.
+            assert_eq!(unsafe { block.wrapping_add(i * page).read_volatile() }, 0);
+        }
+        assert_eq!(resident(Some(&scan), block.addr(), 4 * page), before);
     }
 }

@@ -215,6 +215,30 @@ const POLICIES: [Make; 7] = [
     ("best fit, no stitching", |_| Box::<BestFit>::default(), |b| b, true),
 ];
 
+/// The pool on other traces, where its figures must hold as well.
+pub(crate) fn vary(out: &mut impl Write, seeds: std::ops::Range<u64>) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{:<36} {:<22} {:>9} {:>9} {:>10} {:>7}",
+        "trace", "policy", "mem/all", "ev/cross", "peak MiB", "ratio"
+    )?;
+    for trace in seeds.flat_map(traces::varied) {
+        for (name, make, build, vmm) in &POLICIES[..3] {
+            let f = replay(&trace, make, build, *vmm);
+            writeln!(
+                out,
+                "{:<36} {name:<22} {:>9.4} {:>9.3} {:>10.0} {:>7.3}",
+                trace.name,
+                f.memory_calls_per_alloc,
+                f.event_calls_per_cross,
+                f.peak_reserved as f64 / (1u64 << 20) as f64,
+                f.peak_reserved as f64 / f.peak_needed as f64,
+            )?;
+        }
+    }
+    Ok(())
+}
+
 /// The table; `csv` is for the committed results.
 pub(crate) fn run(out: &mut impl Write, csv: bool) -> std::io::Result<()> {
     if csv {

@@ -21,7 +21,7 @@ pub(crate) enum Step {
 
 /// A trace: what comes once, then rounds.
 pub(crate) struct Trace {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) streams: usize,
     pub(crate) once: Vec<Step>,
     pub(crate) round: Vec<Step>,
@@ -49,7 +49,7 @@ impl Writer {
 /// A transformer's training step: weights and optimizer state stay; activations pile up in the
 /// forward pass and go in the backward pass; workspaces come and go; a second stream prefetches
 /// the batch, a third reduces gradients.
-fn training() -> Trace {
+fn training(tokens: u64) -> Trace {
     let mut w = Writer { next: 0, steps: Vec::new() };
     let hidden = 2048u64;
     for _ in 0..24 {
@@ -62,7 +62,6 @@ fn training() -> Trace {
         w.alloc(hidden * 4, 0);
     }
     let once = std::mem::take(&mut w.steps);
-    let tokens = 4 * 1024u64;
     let batch = w.alloc(tokens * 8, 1);
     w.steps.push(Step::Use { id: batch, stream: 0 });
     let mut kept = Vec::new();
@@ -104,12 +103,12 @@ fn training() -> Trace {
     }
     w.free(grad);
     w.free(batch);
-    Trace { name: "training, transformer", streams: 3, once, round: w.steps }
+    Trace { name: "training, transformer".to_owned(), streams: 3, once, round: w.steps }
 }
 
 /// A convolution network's training with varying image sizes: four rounds of different sizes make
 /// the period.
-fn vision() -> Trace {
+fn vision(batch: u64) -> Trace {
     let mut w = Writer { next: 0, steps: Vec::new() };
     for i in 0..160u64 {
         w.alloc(64 * KIB + i * 37 * KIB, 0);
@@ -119,7 +118,7 @@ fn vision() -> Trace {
         let mut kept = Vec::new();
         for block in 0..40u64 {
             let side = (scale >> (block / 10)).max(1);
-            let bytes = 32 * side * side * (24 << (block / 10)) * 2;
+            let bytes = batch * side * side * (24 << (block / 10)) * 2;
             let space = w.alloc(bytes / 2 + 1024, 0);
             kept.push(w.alloc(bytes, 0));
             kept.push(w.alloc(bytes + 4096, 0));
@@ -134,19 +133,19 @@ fn vision() -> Trace {
         }
         w.free(grad);
     }
-    Trace { name: "training, images", streams: 1, once, round: w.steps }
+    Trace { name: "training, images".to_owned(), streams: 1, once, round: w.steps }
 }
 
 /// Inference: requests of varying length on four streams, blocks of one stream only.
-fn inference() -> Trace {
+fn inference(streams: usize, seed: u64) -> Trace {
     let mut w = Writer { next: 0, steps: Vec::new() };
     for _ in 0..96 {
         w.alloc(14 * MIB, 0);
     }
     let once = std::mem::take(&mut w.steps);
-    let mut rng = Rng::new(5);
+    let mut rng = Rng::new(seed);
     for request in 0..64 {
-        let stream = request % 4;
+        let stream = request % streams;
         let tokens = 64 + rng.below(1000);
         let mut last = w.alloc(tokens * 4096 * 2, stream);
         for _ in 0..12 {
@@ -160,18 +159,18 @@ fn inference() -> Trace {
         }
         w.free(last);
     }
-    Trace { name: "inference, 4 streams", streams: 4, once, round: w.steps }
+    Trace { name: format!("inference, {streams} streams"), streams, once, round: w.steps }
 }
 
 /// The cache of a language model: blocks of a sequence's tokens grow by the page and go together,
 /// beside workspaces.
-fn kv_cache() -> Trace {
+fn kv_cache(seed: u64) -> Trace {
     let mut w = Writer { next: 0, steps: Vec::new() };
     for _ in 0..64 {
         w.alloc(9 * MIB, 0);
     }
     let once = std::mem::take(&mut w.steps);
-    let mut rng = Rng::new(9);
+    let mut rng = Rng::new(seed);
     let mut sequences: Vec<Vec<usize>> = Vec::new();
     for _ in 0..600 {
         if sequences.len() < 48 && rng.below(3) == 0 {
@@ -195,11 +194,11 @@ fn kv_cache() -> Trace {
     for id in sequences.into_iter().flatten() {
         w.free(id);
     }
-    Trace { name: "KV cache", streams: 1, once, round: w.steps }
+    Trace { name: "KV cache".to_owned(), streams: 1, once, round: w.steps }
 }
 
 /// Two streams that work in turn with blocks of the other's size.
-fn pipeline() -> Trace {
+fn pipeline(scale: u64) -> Trace {
     let mut w = Writer { next: 0, steps: Vec::new() };
     for _ in 0..40 {
         w.alloc(20 * MIB, 0);
@@ -208,16 +207,33 @@ fn pipeline() -> Trace {
     for turn in 0..16 {
         let stream = turn % 2;
         let blocks: Vec<usize> =
-            (0..12u64).map(|i| w.alloc((6 + i * 5 % 17) * MIB, stream)).collect();
+            (0..12u64).map(|i| w.alloc((6 + i * scale % 17) * MIB, stream)).collect();
         for &id in &blocks {
             w.steps.push(Step::Use { id, stream: 1 - stream });
         }
         blocks.into_iter().for_each(|id| w.free(id));
     }
-    Trace { name: "pipeline, 2 streams", streams: 2, once, round: w.steps }
+    Trace { name: "pipeline, 2 streams".to_owned(), streams: 2, once, round: w.steps }
 }
 
 /// All traces.
 pub(crate) fn all() -> Vec<Trace> {
-    vec![training(), vision(), inference(), kv_cache(), pipeline()]
+    vec![training(4096), vision(32), inference(4, 5), kv_cache(9), pipeline(5)]
+}
+
+/// The same with other sizes, lifetimes and numbers of streams: what holds for the committed ones
+/// holds for these.
+pub(crate) fn varied(seed: u64) -> Vec<Trace> {
+    let n = (seed % 16) as usize;
+    let mut traces = vec![
+        training(2048 + seed * 389 % 4096 / 64 * 64),
+        vision(20 + seed * 7 % 24),
+        inference(2 + n % 7, seed * 31 + 1),
+        kv_cache(seed * 17 + 2),
+        pipeline(3 + seed % 11),
+    ];
+    for trace in &mut traces {
+        trace.name = format!("{}, variant {seed}", trace.name);
+    }
+    traces
 }

@@ -1,48 +1,54 @@
 //! Settings as text, as the host library has them: `name:value,name:value`.
 
+use crate::host;
 use std::ffi::c_int;
-use thermalloc::control::host::HostTable;
 use thermalloc_cuda_pool::{Backing, Pool, PoolBuilder, Reuse};
 
-/// libthermalloc's table, where the process has that library.
-fn host() -> Option<&'static HostTable> {
-    // SAFETY: the name is a C string.
-    let symbol = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"thermalloc_host_v1".as_ptr()) };
-    // SAFETY: the symbol is that of the host library, which is never unloaded.
-    unsafe { HostTable::from_ptr(symbol.cast()) }
+/// What was chosen for the device pool itself; the rest is as the host library has it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Chosen {
+    pub(crate) window: bool,
+    pub(crate) decay: bool,
+    pub(crate) background: bool,
 }
 
-fn host_number(name: &str) -> Option<u64> {
-    let mut text = [0; 64];
-    host()?.option(name, &mut text)?.parse().ok()
-}
-
-/// How a device's pool is made: as the host allocator is set, then by `THERMALLOC_CUDA_CONF`, then
-/// by the caller.
-pub(crate) fn builder(device: c_int, conf: Option<&str>) -> Result<PoolBuilder, String> {
-    let mut builder = Pool::builder(device).background(true);
-    if let Some(window_ms) = host_number("hot_window_ms") {
+/// How a device's pool is made: as the host library is set, then by `THERMALLOC_CUDA_CONF`, then by
+/// the caller.
+pub(crate) fn builder(device: c_int, conf: Option<&str>) -> Result<(PoolBuilder, Chosen), String> {
+    let mut builder = Pool::builder(device);
+    if let Some(window_ms) = host::window_ms() {
         builder = builder.hot_window_ms(window_ms);
     }
-    if let Some(decay_ms) = host_number("dirty_decay_ms") {
-        builder = builder.decay_ms(Some(decay_ms));
+    if let Some(decay_ms) = host::decay_ms() {
+        builder = builder.decay_ms(decay_ms);
     }
+    if let Some(ledger) = host::ledger() {
+        builder = builder.ledger(ledger);
+    }
+    let mut chosen = Chosen::default();
     if let Ok(text) = std::env::var("THERMALLOC_CUDA_CONF") {
-        builder = apply(builder, &text)?;
+        builder = apply(builder, &mut chosen, &text)?;
     }
-    match conf {
-        Some(text) => apply(builder, text),
-        None => Ok(builder),
+    if let Some(text) = conf {
+        builder = apply(builder, &mut chosen, text)?;
     }
+    if !chosen.background {
+        // Where the host library is, its background thread sets the pace.
+        builder = builder.background(!host::paces());
+    }
+    Ok((builder, chosen))
 }
 
-fn apply(mut builder: PoolBuilder, text: &str) -> Result<PoolBuilder, String> {
+fn apply(mut builder: PoolBuilder, chosen: &mut Chosen, text: &str) -> Result<PoolBuilder, String> {
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let wrong =
             || format!("thermalloc: THERMALLOC_CUDA_CONF: {pair}: no such setting or value");
         let (name, value) = pair.split_once([':', '=']).ok_or_else(wrong)?;
         let (name, value) = (name.trim(), value.trim());
         let number = || bytes(value).ok_or_else(wrong);
+        chosen.window |= name == "hot_window_ms";
+        chosen.decay |= name == "decay_ms";
+        chosen.background |= name == "background";
         builder = match name {
             "limit_bytes" => builder.limit_bytes(number()?),
             "limit_percent" => builder.limit_percent(number()?),

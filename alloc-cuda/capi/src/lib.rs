@@ -7,6 +7,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the header has the conditions")]
 
 mod conf;
+mod host;
 mod pools;
 
 use pools::{fail, pool, with};

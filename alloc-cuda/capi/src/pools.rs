@@ -1,6 +1,6 @@
 //! The pool of each device, and the last error of each thread.
 
-use crate::conf;
+use crate::conf::{self, Chosen};
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -9,7 +9,7 @@ use thermalloc_cuda_pool::{PinnedPool, Pool};
 
 const DEVICES: usize = 64;
 
-static POOLS: [OnceLock<Pool>; DEVICES] = [const { OnceLock::new() }; DEVICES];
+static POOLS: [OnceLock<(Pool, Chosen)>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 static PINNED: [OnceLock<PinnedPool>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 /// Held while a pool is made.
 static MAKING: Mutex<()> = Mutex::new(());
@@ -35,7 +35,7 @@ fn slot(device: c_int) -> Option<usize> {
 
 /// The pool of a device, if it was made.
 pub(crate) fn existing(device: c_int) -> Option<&'static Pool> {
-    POOLS[slot(device)?].get()
+    POOLS[slot(device)?].get().map(|(pool, _)| pool)
 }
 
 /// The pool of a device.
@@ -61,10 +61,10 @@ pub(crate) fn make(device: c_int, conf: Option<&str>) -> Option<&'static Pool> {
         return None;
     };
     let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = POOLS[index].get() {
+    if let Some((pool, _)) = POOLS[index].get() {
         return Some(pool);
     }
-    let builder = match conf::builder(device, conf) {
+    let (builder, chosen) = match conf::builder(device, conf) {
         Ok(builder) => builder,
         Err(error) => {
             fail(&error);
@@ -72,7 +72,7 @@ pub(crate) fn make(device: c_int, conf: Option<&str>) -> Option<&'static Pool> {
         }
     };
     match driver().and_then(|driver| builder.build_on(driver)) {
-        Ok(pool) => Some(POOLS[index].get_or_init(|| pool)),
+        Ok(pool) => Some(&POOLS[index].get_or_init(|| (pool, chosen)).0),
         Err(error) => {
             fail(&format!("thermalloc: device pool: device {device}: {error}"));
             None
@@ -92,11 +92,16 @@ pub(crate) fn with(device: c_int, run: impl FnOnce(&Pool) -> Result<(), String>)
     }
 }
 
+/// The pools that were made.
+pub(crate) fn all() -> impl Iterator<Item = &'static (Pool, Chosen)> {
+    POOLS.iter().filter_map(OnceLock::get)
+}
+
 /// The device whose pool has a block at an address.
 pub(crate) fn device_of(ptr: u64) -> Option<c_int> {
     let found = POOLS
         .iter()
-        .position(|slot| slot.get().is_some_and(|pool| pool.block_at(ptr).is_some()))?;
+        .position(|slot| slot.get().is_some_and(|(pool, _)| pool.block_at(ptr).is_some()))?;
     c_int::try_from(found).ok()
 }
 

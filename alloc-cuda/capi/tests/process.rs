@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use thermalloc_prof_format::{Record, Records, page, space};
 
 /// Builds the library in a target folder of its own, since the outer cargo may hold the lock of its;
 /// where `THERMALLOC_CUDA_LIB_DIR` is set, takes it from that folder.
@@ -20,6 +21,18 @@ fn library() -> PathBuf {
         target.join("debug/libthermalloc_cuda.so")
     };
     BUILT.get_or_init(build).clone()
+}
+
+/// libthermalloc, built beside it; where `THERMALLOC_LIB_DIR` is set, taken from that folder.
+fn host_library() -> PathBuf {
+    if let Some(folder) = std::env::var_os("THERMALLOC_LIB_DIR") {
+        return PathBuf::from(folder).join("libthermalloc.so");
+    }
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libthermalloc_cuda");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--package", "thermalloc-capi", "--target-dir"]).arg(&target);
+    succeed(cargo.arg("--manifest-path").arg(here().join("Cargo.toml")));
+    target.join("debug/libthermalloc.so")
 }
 
 /// The simulated driver, which cargo builds for this test.
@@ -61,6 +74,7 @@ fn compile(folder: &Path, compiler: &str, source: &str) -> PathBuf {
     command.args(["-Wall", "-Wextra", "-Werror", "-g", "-o"]).arg(&program);
     command.arg(here().join("tests").join(source));
     command.arg("-I").arg(here().join("include")).arg("-L").arg(folder);
+    command.arg("-I").arg(here().join("../../alloc-capi/include"));
     if compiler == "cc" {
         command.arg("-lthermalloc_cuda");
     } else {
@@ -87,6 +101,50 @@ fn a_c_program_and_its_snapshot_in_python() {
     run(&folder, &program, Some(&pickle));
     let check = here().join("tests/snapshot.py");
     succeed(Command::new("python3").arg(check).arg(&pickle));
+}
+
+#[test]
+fn beside_libthermalloc_there_is_one_ledger_one_set_of_options_and_one_pace() {
+    let folder = folder("host", true);
+    let program = compile(&folder, "cc", "host.c");
+    let host = host_library();
+    for (argument, conf) in [
+        ("ledger", "prof:true"),
+        ("paced", "hot_window_ms:200,dirty_decay_ms:200"),
+        ("no-thread", "hot_window_ms:200,dirty_decay_ms:200,background_thread:false"),
+        ("live", "hot_window_ms:60000"),
+    ] {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "60"]).arg(&program).arg(argument);
+        command.env("LD_LIBRARY_PATH", &folder).env("LD_PRELOAD", &host);
+        command.env("THERMALLOC_CONF", conf).env("THERMALLOC_CUDA_SIM", "vram=8g");
+        succeed(&mut command);
+    }
+}
+
+/// What whoever looks at the process from outside sees of its pool.
+#[test]
+fn the_hosts_statistics_page_has_a_row_of_the_pool() {
+    let folder = folder("seen", true);
+    let program = compile(&folder, "cc", "host.c");
+    let page = folder.join("page");
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "60"]).arg(&program).arg("seen");
+    command.env("LD_LIBRARY_PATH", &folder).env("LD_PRELOAD", host_library());
+    command.env("THERMALLOC_CONF", format!("stats_page:{}", page.display()));
+    succeed(command.env("THERMALLOC_CUDA_SIM", "vram=8g"));
+    let bytes = std::fs::read(&page).expect("the page");
+    let word = page::WORD_PUBLISHED * 8;
+    let published = u64::from_le_bytes(bytes[word..word + 8].try_into().expect("a word"));
+    let state = &bytes[page::buffer_at(published)..][..page::BUFFER_BYTES];
+    let mut rows = Records::new(state).filter_map(|record| match record {
+        Record::Pool(pool) if pool.space == space::DEVICE => Some(pool),
+        _ => None,
+    });
+    let row = rows.next().expect("a row");
+    assert_eq!((row.device, row.live_bytes, row.pending_bytes), (0, 64 << 20, 0), "{row:?}");
+    assert!(row.held_bytes >= 64 << 20 && row.peak_bytes >= row.held_bytes, "{row:?}");
+    assert!(rows.next().is_none());
 }
 
 #[test]
