@@ -111,6 +111,7 @@ impl Analysis {
     ) -> Result<Self, Failure> {
         let mut profile = profile;
         clock::count_steps(&mut profile);
+        profile.mark_from_birth();
         let noted = profile.options.get("prof_classes").filter(|path| !path.is_empty());
         let noted = noted.map(Path::new).filter(|path| path.exists());
         let rules = UserRules::read(classes.or(noted))?;

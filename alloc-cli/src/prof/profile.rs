@@ -237,6 +237,23 @@ impl Profile {
         }
     }
 
+    /// What a block is first marked as it is for from its birth on: marks come when that is known.
+    pub(crate) fn mark_from_birth(&mut self) {
+        let mut marks = HashMap::new();
+        for event in &self.events {
+            if let Event::Retag(retag) = event {
+                marks.entry(retag.serial).or_insert(retag.tag);
+            }
+        }
+        for event in &mut self.events {
+            if let Event::Alloc(block) = event
+                && let Some(&tag) = marks.get(&block.serial)
+            {
+                block.tag = tag;
+            }
+        }
+    }
+
     fn process(&mut self, process: Process<'_>) {
         let (version, program) = process.text.split(process.version_bytes);
         self.pid = process.pid;

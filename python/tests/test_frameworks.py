@@ -1,0 +1,110 @@
+"""What the profiler says of models, against what the models say of themselves. Each test is skipped where its
+framework is not there: run them with an interpreter that has it.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+REPORT = """
+import json, thermalloc
+def report(truth):
+    thermalloc.dump("d.thprof")
+    said = thermalloc.report("report", "d.thprof")
+    rows = {row["component"]: row["live_bytes"] for row in said["components"]}
+    guessed = sum(row["known_by"].get("guess", 0) for row in said["components"])
+    known = said["live_bytes"] - rows.get("other", 0) - guessed
+    print(json.dumps({"said": rows, "truth": truth, "known": known / said["live_bytes"]}), flush=True)
+"""
+
+TORCH = """
+import torch
+model = torch.nn.Sequential(
+    torch.nn.Embedding(2000, 512), torch.nn.LayerNorm(512), torch.nn.Linear(512, 1024), torch.nn.GELU(),
+    torch.nn.Linear(1024, 512), torch.nn.Linear(512, 2000),
+)
+optimizer = torch.optim.Adam(model.parameters())
+x, y = torch.randint(0, 2000, (4, 32)), torch.randint(0, 2000, (128,))
+with thermalloc.watch(model, optimizer) as watched:
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(x).reshape(-1, 2000), y).backward()
+        optimizer.step()
+    state = [v for s in optimizer.state.values() for v in s.values() if hasattr(v, "nbytes")]
+    report({
+        "weights": sum(p.nbytes for p in model.parameters()),
+        "gradients": sum(p.grad.nbytes for p in model.parameters()),
+        "optimizer": sum(v.nbytes for v in state),
+    })
+assert not watched._hooks
+"""
+
+TENSORFLOW = """
+import keras, numpy, tensorflow as tf
+i = keras.Input((24,), dtype="int32")
+x = keras.layers.Embedding(2000, 512)(i)
+x = x + keras.layers.Dense(512)(keras.layers.Dense(1024, activation="gelu")(x))
+model = keras.Model(i, keras.layers.Dense(2000)(x))
+optimizer = keras.optimizers.Adam(1e-3)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(optimizer, loss=loss)
+X = numpy.random.default_rng(1).integers(0, 2000, (32, 24)).astype("int32")
+model.fit(X, X, batch_size=4, epochs=2, verbose=0)
+
+@tf.function
+def gradients(x, y):
+    with tf.GradientTape() as tape:
+        value = loss(y, model(x))
+    return [tf.convert_to_tensor(g) for g in tape.gradient(value, model.trainable_variables)]
+
+# What is left over from training is older than what is asked about, and no longer an activation.
+import time; time.sleep(2.1)
+kept = gradients(X[:4], X[:4])
+size = lambda tensors: sum(int(numpy.prod(t.shape)) * 4 for t in tensors)
+report({
+    "weights": size(model.trainable_variables), "gradients": size(kept),
+    "optimizer": size(optimizer.variables),
+})
+"""
+
+
+class Tests(unittest.TestCase):
+    def said_and_true(self, framework, program):
+        if importlib.util.find_spec(framework) is None:
+            self.skipTest(f"{framework} is not installed in {sys.executable}")
+        with tempfile.TemporaryDirectory() as folder:
+            script = os.path.join(folder, "script.py")
+            with open(script, "w") as file:
+                file.write(REPORT + program)
+            environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL="2")
+            environment.pop("LD_PRELOAD", None)
+            environment.pop("THERMALLOC_CONF", None)
+            # So many samples that the blocks of a small model are hardly missed.
+            fine = ["--conf", "lg_prof_sample:14", "--conf", "prof_budget:0"]
+            done = subprocess.run(
+                [sys.executable, "-m", "thermalloc", "prof", "--no-events", *fine, script],
+                env=environment, cwd=folder, capture_output=True, text=True, timeout=280, check=False,
+            )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = json.loads(done.stdout.splitlines()[-1])
+        print(framework, said)
+        for component, true in said["truth"].items():
+            self.assertAlmostEqual(said["said"].get(component, 0) / true, 1, delta=0.05, msg=component)
+        return said
+
+    def test_pytorch_with_hooks(self):
+        self.said_and_true("torch", TORCH)
+
+    def test_tensorflow_unchanged(self):
+        said = self.said_and_true("tensorflow", TENSORFLOW)
+        self.assertGreater(said["known"], 0.95)
+
+
+if __name__ == "__main__":
+    unittest.main()
