@@ -2,6 +2,7 @@
 framework is not there: run them with an interpreter that has it.
 """
 
+import glob
 import importlib.util
 import json
 import os
@@ -11,6 +12,8 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, ROOT)
+import thermalloc
 
 REPORT = """
 import json, thermalloc
@@ -75,26 +78,54 @@ report({
 })
 """
 
+LEAKY = """
+import sys
+import numpy, tensorflow as tf
+random = numpy.random.default_rng(1)
+layers = [tf.Variable(random.standard_normal(s).astype("f4") * 0.05) for s in ((256, 512), (512, 1000))]
+@tf.function
+def step(x, y):
+    with tf.GradientTape() as tape:
+        hidden = tf.nn.relu(x @ layers[0])
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, hidden @ layers[1]))
+    for variable, gradient in zip(layers, tape.gradient(loss, layers)):
+        variable.assign_sub(gradient * 1e-3)
+    return hidden
+kept = []
+for _ in range(300):
+    x, y = tf.constant(random.random((128, 256), dtype="f4")), tf.constant(random.integers(0, 1000, 128), tf.int32)
+    hidden = step(x, y)
+    if len(sys.argv) > 1:
+        kept.append(hidden)
+"""
+
 
 class Tests(unittest.TestCase):
-    def said_and_true(self, framework, program):
+    def profiled(self, program, folder, *arguments, options=()):
+        script = os.path.join(folder, "script.py")
+        with open(script, "w") as file:
+            file.write(program)
+        environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL="2")
+        environment.pop("LD_PRELOAD", None)
+        environment.pop("THERMALLOC_CONF", None)
+        done = subprocess.run(
+            [sys.executable, "-m", "thermalloc", "prof", *options, script, *arguments],
+            env=environment, cwd=folder, capture_output=True, text=True, timeout=280, check=False,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def skip_without(self, framework):
         if importlib.util.find_spec(framework) is None:
             self.skipTest(f"{framework} is not installed in {sys.executable}")
+
+    def said_and_true(self, framework, program):
+        self.skip_without(framework)
+        # So many samples that the blocks of a small model are hardly missed.
+        fine = ["--no-events", "--conf", "lg_prof_sample:14", "--conf", "prof_budget:0"]
         with tempfile.TemporaryDirectory() as folder:
-            script = os.path.join(folder, "script.py")
-            with open(script, "w") as file:
-                file.write(REPORT + program)
-            environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL="2")
-            environment.pop("LD_PRELOAD", None)
-            environment.pop("THERMALLOC_CONF", None)
-            # So many samples that the blocks of a small model are hardly missed.
-            fine = ["--conf", "lg_prof_sample:14", "--conf", "prof_budget:0"]
-            done = subprocess.run(
-                [sys.executable, "-m", "thermalloc", "prof", "--no-events", *fine, script],
-                env=environment, cwd=folder, capture_output=True, text=True, timeout=280, check=False,
-            )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        said = json.loads(done.stdout.splitlines()[-1])
+            printed = self.profiled(REPORT + program, folder, options=fine)
+        said = json.loads(printed.splitlines()[-1])
         print(framework, said)
         for component, true in said["truth"].items():
             self.assertAlmostEqual(said["said"].get(component, 0) / true, 1, delta=0.05, msg=component)
@@ -106,6 +137,16 @@ class Tests(unittest.TestCase):
     def test_tensorflow_unchanged(self):
         said = self.said_and_true("tensorflow", TENSORFLOW)
         self.assertGreater(said["known"], 0.95)
+
+    def test_leaks_of_tensorflow(self):
+        self.skip_without("tensorflow")
+        for arguments in ([], ["leak"]):
+            with tempfile.TemporaryDirectory() as folder:
+                self.profiled(LEAKY, folder, *arguments)
+                (log,) = glob.glob(os.path.join(folder, "*.thlog"))
+                leaks = thermalloc.report("leaks", log)["leaks"]
+            found = [any("MatMul" in function for function in leak["stack"]) for leak in leaks]
+            self.assertEqual(found, [True] * len(arguments))
 
 
 if __name__ == "__main__":
