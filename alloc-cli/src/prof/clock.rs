@@ -10,7 +10,8 @@ use super::profile::{Event, Profile};
 /// What comes less often is no step.
 const FEWEST: u64 = 4;
 
-/// Numbers the steps in a log whose blocks have none. Steps are from 1; what comes before has 1 too.
+/// Numbers the steps in a log whose blocks have none. Steps are from 1; what comes before, while the
+/// model is made, has none.
 pub(crate) fn count_steps(profile: &mut Profile) {
     let counted = profile.events.iter().any(|event| match event {
         Event::Alloc(block) => block.step > 0,
@@ -21,7 +22,7 @@ pub(crate) fn count_steps(profile: &mut Profile) {
         return;
     }
     let Some(ticks) = ticks(profile) else { return };
-    let at = |time_ns: u64| ticks.partition_point(|&tick| tick <= time_ns).max(1) as u64;
+    let at = |time_ns: u64| ticks.partition_point(|&tick| tick <= time_ns) as u64;
     for event in &mut profile.events {
         if let Event::Alloc(block) = event {
             block.step = at(block.time_ns);
@@ -110,7 +111,7 @@ mod tests {
             _ => unreachable!("only blocks"),
         });
         for (time_ns, step) in steps {
-            assert_eq!(step, (time_ns / 100).max(1), "{time_ns}");
+            assert_eq!(step, time_ns / 100, "{time_ns}");
         }
         assert!(profile.steps_counted);
     }
