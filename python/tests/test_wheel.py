@@ -8,8 +8,8 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "thermalloc"))
-import _library
+sys.path.insert(0, ROOT)
+import thermalloc
 
 SCRIPT = """
 import sys, thermalloc
@@ -36,7 +36,7 @@ class Tests(unittest.TestCase):
             if importlib.util.find_spec(needed) is None:
                 self.skipTest(f"{sys.executable} has no {needed}")
         try:
-            library, tool = _library.library(), _library.tool()
+            library, tool = thermalloc.library(), thermalloc.tool()
         except FileNotFoundError as missing:
             self.skipTest(str(missing))
         if tool is None:
