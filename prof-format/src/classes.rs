@@ -8,19 +8,30 @@ pub const BUILT_IN: &str = include_str!("../classes.txt");
 
 /// What a rule looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
+    /// A function on the stack.
     Symbol,
+    /// A file on the stack.
     Module,
+    /// The operator's name in TensorFlow's annotation.
     Op,
+    /// The region in TensorFlow's annotation.
     Region,
 }
 
 /// One rule.
-#[derive(Clone, Copy, Debug)]
-struct Rule<'a> {
-    component: u8,
-    kind: Kind,
-    pattern: &'a str,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule<'a> {
+    /// The component of blocks that are kept from step to step.
+    pub kept: u8,
+    /// The component of those that are not: as a rule the same.
+    pub passing: u8,
+    /// The component is a guess: by whose code it is, not by what that does.
+    pub guess: bool,
+    /// What the pattern is of.
+    pub kind: Kind,
+    /// The pattern.
+    pub pattern: &'a str,
 }
 
 /// A line of a file of rules that is none.
@@ -45,7 +56,7 @@ impl<'a> Classes<'a> {
     /// The first line of the user's file that is neither a rule nor a comment.
     pub fn new(user: &'a str) -> Result<Self, BadRule<'a>> {
         for (i, text) in user.lines().enumerate() {
-            if !is_comment(text) && parse(text).is_none() {
+            if !is_comment(text) && parse(text).is_none() && tensors(text).is_none() {
                 return Err(BadRule { line: i + 1, text });
             }
         }
@@ -56,32 +67,42 @@ impl<'a> Classes<'a> {
         self.user.lines().chain(BUILT_IN.lines()).filter_map(parse)
     }
 
-    /// The index of the first rule that a frame fulfils: the name of its function, and the path of the
-    /// file that it is in. A stack's rule is the lowest of its frames' indices.
-    #[must_use]
-    pub fn of_frame(self, symbol: &str, module: &str) -> Option<usize> {
-        self.rules().position(|rule| match rule.kind {
+    /// The indices of the rules that a frame fulfils: the name of its function, and the path of the file
+    /// that it is in.
+    pub fn of_frame(self, symbol: &str, module: &str) -> impl Iterator<Item = usize> {
+        self.indices(move |rule| match rule.kind {
             Kind::Symbol => matches(rule.pattern, symbol),
             Kind::Module => matches(rule.pattern, module),
             Kind::Op | Kind::Region => false,
         })
     }
 
-    /// The component of what TensorFlow says: the operator's name and the region.
-    #[must_use]
-    pub fn of_annotation(self, op: &str, region: &str) -> Option<u8> {
-        let rule = self.rules().find(|rule| match rule.kind {
+    /// The indices of the rules that fit what TensorFlow says: the operator's name and the region. A
+    /// block's rule is the lowest of these and those of its frames.
+    pub fn of_annotation(self, op: &str, region: &str) -> impl Iterator<Item = usize> {
+        self.indices(move |rule| match rule.kind {
             Kind::Op => matches(rule.pattern, op),
             Kind::Region => matches(rule.pattern, region),
             Kind::Symbol | Kind::Module => false,
-        });
-        rule.map(|rule| rule.component)
+        })
     }
 
-    /// The component that the rule of this index assigns.
+    /// Whether a function allocates tensors. What TensorFlow says without a region (of all that it does
+    /// for an operator) is meant of blocks that come from one.
     #[must_use]
-    pub fn component(self, index: usize) -> u8 {
-        self.rules().nth(index).map_or(component::UNKNOWN, |rule| rule.component)
+    pub fn allocates_tensors(self, symbol: &str) -> bool {
+        let lines = self.user.lines().chain(BUILT_IN.lines());
+        lines.filter_map(tensors).any(|pattern| matches(pattern, symbol))
+    }
+
+    fn indices(self, holds: impl Fn(&Rule<'a>) -> bool) -> impl Iterator<Item = usize> {
+        self.rules().enumerate().filter(move |(_, rule)| holds(rule)).map(|(index, _)| index)
+    }
+
+    /// The rule of this index.
+    #[must_use]
+    pub fn rule(self, index: usize) -> Option<Rule<'a>> {
+        self.rules().nth(index)
     }
 }
 
@@ -90,11 +111,17 @@ fn is_comment(line: &str) -> bool {
     line.is_empty() || line.starts_with('#')
 }
 
+/// The pattern of a line on functions that allocate tensors.
+fn tensors(line: &str) -> Option<&str> {
+    let rest = line.trim().strip_prefix("tensors")?.trim_start();
+    rest.strip_prefix("symbol:").filter(|pattern| !pattern.is_empty())
+}
+
 fn parse(line: &str) -> Option<Rule<'_>> {
     if is_comment(line) {
         return None;
     }
-    let (component, rest) = line.trim().split_once(char::is_whitespace)?;
+    let (components, rest) = line.trim().split_once(char::is_whitespace)?;
     let (kind, pattern) = rest.trim_start().split_once(':')?;
     let kind = match kind {
         "symbol" => Kind::Symbol,
@@ -103,8 +130,12 @@ fn parse(line: &str) -> Option<Rule<'_>> {
         "region" => Kind::Region,
         _ => return None,
     };
-    let component = component::find(component.as_bytes()).filter(|&c| c != component::UNKNOWN)?;
-    (!pattern.is_empty()).then_some(Rule { component, kind, pattern })
+    let (components, guess) =
+        components.strip_suffix('?').map_or((components, false), |c| (c, true));
+    let (kept, passing) = components.split_once('|').unwrap_or((components, components));
+    let find = |name: &str| component::find(name.as_bytes()).filter(|&c| c != component::UNKNOWN);
+    let (kept, passing) = (find(kept)?, find(passing)?);
+    (!pattern.is_empty()).then_some(Rule { kept, passing, guess, kind, pattern })
 }
 
 /// Whether a pattern, in which a `*` stands for any text, is all of `text`.
@@ -128,18 +159,31 @@ fn matches(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn of(classes: Classes<'_>, annotation: (&str, &str), stack: &[(&str, &str)]) -> Rule<'static> {
+        let rules = stack.iter().flat_map(|(symbol, module)| classes.of_frame(symbol, module));
+        let (op, region) = annotation;
+        let said =
+            (!op.is_empty()).then(|| classes.of_annotation(op, region)).into_iter().flatten();
+        let unknown = Rule { kept: 0, passing: 0, guess: true, kind: Kind::Op, pattern: "" };
+        let rule = rules.chain(said).min().and_then(|index| classes.rule(index));
+        rule.map_or(unknown, |rule| Rule { pattern: "", ..rule })
+    }
+
+    fn names(rule: Rule<'_>) -> [&'static str; 2] {
+        [rule.kept, rule.passing].map(|number| component::NAMES[usize::from(number)])
+    }
+
     fn of_stack(classes: Classes<'_>, stack: &[(&str, &str)]) -> &'static str {
-        let rule =
-            stack.iter().filter_map(|(symbol, module)| classes.of_frame(symbol, module)).min();
-        component::NAMES[usize::from(rule.map_or(0, |rule| classes.component(rule)))]
+        names(of(classes, ("", ""), stack))[1]
     }
 
     #[test]
     fn every_line_that_is_built_in_is_a_rule() {
         assert!(Classes::new(BUILT_IN).is_ok());
-        let rules = BUILT_IN.lines().filter(|line| !is_comment(line)).count();
-        assert_eq!(Classes::new("").unwrap().rules().count(), rules);
-        assert!(rules > 80);
+        let lines = BUILT_IN.lines().filter(|line| !is_comment(line)).count();
+        let tensors = BUILT_IN.lines().filter_map(tensors).count();
+        assert_eq!(Classes::new("").unwrap().rules().count() + tensors, lines);
+        assert!(lines > 80);
     }
 
     #[test]
@@ -201,16 +245,47 @@ mod tests {
         }
     }
 
+    const TF: &str = "/x/libtensorflow_cc.so.2";
+    const ALLOCATE: (&str, &str) = ("tensorflow::OpKernelContext::allocate_output(int)", TF);
+    const PACKING: (&str, &str) =
+        ("Eigen::internal::TensorContractionBlockMemAllocator<float, float>::allocate()", TF);
+    const UPDATE: (&str, &str) =
+        ("tensorflow::Status tensorflow::PrepareToUpdateVariable<Device, float>(Tensor*)", TF);
+
     #[test]
     fn what_tensorflow_says() {
         let classes = Classes::new("").unwrap();
-        let of =
-            |op, region| component::NAMES[usize::from(classes.of_annotation(op, region).unwrap())];
-        assert_eq!(of("functional_1/conv_b_1/Relu", "output"), "activations");
-        assert_eq!(of("functional_1/conv_b_1/Conv2D", "temp"), "workspace");
-        assert_eq!(of("gradient_tape/functional_1/Conv2DBackpropFilter", "temp"), "gradients");
-        assert_eq!(of("adam/Square_8", "output"), "optimizer");
-        assert_eq!(of("checkpoint/RestoreV2", "output"), "weights");
+        for (op, region, stack, expected) in [
+            ("functional_1/conv_b_1/Relu", "output", &[ALLOCATE][..], ["weights", "activations"]),
+            ("functional_1/conv_b_1/Conv2D", "temp", &[ALLOCATE], ["workspace"; 2]),
+            ("functional_1/conv_b_1/Conv2D", "", &[PACKING], ["workspace"; 2]),
+            ("gradient_tape/functional_1/Conv2DBackpropFilter", "output", &[], ["gradients"; 2]),
+            ("gradient_tape/functional_1/Sum_1", "temp", &[], ["gradients"; 2]),
+            ("x/adam/Square_8", "output", &[], ["optimizer", "workspace"]),
+            ("x/adam/AssignAddVariableOp_3", "temp", &[UPDATE], ["optimizer"; 2]),
+            ("x/adam/AssignSubVariableOp_3", "temp", &[UPDATE], ["weights"; 2]),
+            ("adam/dense_kernel_momentum/Initializer/zeros", "", &[], ["optimizer"; 2]),
+            ("sgd/AssignVariableOp", "temp", &[UPDATE], ["optimizer"; 2]),
+            ("AssignSubVariableOp", "temp", &[UPDATE], ["weights"; 2]),
+            ("model/madam/Relu", "output", &[], ["weights", "activations"]),
+            ("checkpoint/RestoreV2", "output", &[], ["weights"; 2]),
+        ] {
+            assert_eq!(names(of(classes, (op, region), stack)), expected, "{op} {region}");
+        }
+        // The copy of a variable, made by an operator that only reads it.
+        let copy = ("tensorflow::EnsureSparseVariableAccess<Device, float>(Var*)", TF);
+        assert_eq!(names(of(classes, ("Gather", "temp"), &[copy])), ["weights"; 2]);
+    }
+
+    #[test]
+    fn a_guess_is_called_one() {
+        let classes = Classes::new("").unwrap();
+        assert!(classes.allocates_tensors("tsl::(anonymous namespace)::CPUAllocator::AllocateRaw"));
+        assert!(!classes.allocates_tensors("tsl::port::AlignedMalloc"));
+        let guess = |stack| of(classes, ("", ""), stack).guess;
+        assert!(!guess(&[("tensorflow::OpRegistry::Register()", TF)]));
+        assert!(guess(&[("tensorflow::Nothing::Known()", TF)]));
+        assert!(guess(&[("f", TF)]));
     }
 
     #[test]
@@ -219,8 +294,13 @@ mod tests {
             Classes::new("# mine\n\nkv_cache  symbol:serve::*\nworkspace op:mine*\n").unwrap();
         let stack = [("malloc", "libc"), ("serve::Cache::grow", "/bin/serve"), ("dnnl_x", "")];
         assert_eq!(of_stack(classes, &stack), "kv_cache");
-        assert_eq!(classes.of_annotation("mine/x", "output"), Some(component::WORKSPACE));
+        assert_eq!(names(of(classes, ("mine/x", "output"), &[])), ["workspace"; 2]);
+        let both = Classes::new("weights|loader? module:/a").unwrap();
+        let rule = of(both, ("", ""), &[("f", "/a")]);
+        assert_eq!((names(rule), rule.guess), (["weights", "loader"], true));
         for (text, line) in [
+            ("weights| symbol:a", 1),
+            ("weights|nothing symbol:a", 1),
             ("weights symbol:a\nnothing symbol:b", 2),
             ("weights", 1),
             ("weights a*", 1),

@@ -3,6 +3,7 @@
 from ._library import library, loaded, tool
 from .profile import ProfileError, Summary, dump, profile, report
 from .scopes import captured, mark, mark_module, mark_optimizer, scope, step
+from .watch import watch
 
 __all__ = [
     "ProfileError",
@@ -19,4 +20,5 @@ __all__ = [
     "scope",
     "step",
     "tool",
+    "watch",
 ]

@@ -68,14 +68,12 @@ def mark(address, name):
 
 
 def mark_module(module, name="weights"):
-    """Marks the parameters of a PyTorch module and their gradients. How many blocks were recorded ones."""
+    """Marks the parameters and buffers of a PyTorch module, and gradients. How many blocks were recorded ones."""
     marked = 0
-    for parameter_name, parameter in module.named_parameters():
-        storage = parameter.untyped_storage()
-        marked += mark(storage.data_ptr(), f"{name}:{parameter_name}")
-        if parameter.grad is not None:
-            gradient = parameter.grad.untyped_storage()
-            marked += mark(gradient.data_ptr(), f"gradients:{parameter_name}")
+    for kept_name, kept in [*module.named_parameters(), *module.named_buffers()]:
+        marked += _mark_tensor(kept, f"{name}:{kept_name}")
+        if kept.grad is not None:
+            marked += _mark_tensor(kept.grad, f"gradients:{kept_name}")
     return marked
 
 
@@ -85,5 +83,12 @@ def mark_optimizer(optimizer):
     for state in optimizer.state.values():
         for name, value in state.items():
             if hasattr(value, "untyped_storage"):
-                marked += mark(value.untyped_storage().data_ptr(), f"optimizer:{name}")
+                marked += _mark_tensor(value, f"optimizer:{name}")
     return marked
+
+
+def _mark_tensor(tensor, name):
+    # Sparse tensors and those on the meta device have no block of their own.
+    if tensor.is_sparse or tensor.is_meta:
+        return False
+    return mark(tensor.untyped_storage().data_ptr(), name)

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use thermalloc_prof_format::{Block, component};
 
 use super::classes::{By, Components, Moment, UserRules};
+use super::clock;
 use super::profile::{Event, Profile, Snapshot, float, replay};
 use super::symbols::{Function, Place, Symbols, is_allocator, tidy};
 use crate::failure::Failure;
@@ -108,6 +109,9 @@ impl Analysis {
         classes: Option<&Path>,
         lines: bool,
     ) -> Result<Self, Failure> {
+        let mut profile = profile;
+        clock::count_steps(&mut profile);
+        profile.mark_from_birth();
         let noted = profile.options.get("prof_classes").filter(|path| !path.is_empty());
         let noted = noted.map(Path::new).filter(|path| path.exists());
         let rules = UserRules::read(classes.or(noted))?;
@@ -115,16 +119,35 @@ impl Analysis {
         let symbols = Symbols::of(&profile, lines);
         let symbolized_in = begin.elapsed();
         let components = Components::of(&profile, &symbols, rules.classes());
-        let ends = ends(&profile);
-        Ok(Self { profile, symbols, components, symbolized_in, ends })
+        Ok(Self::joined(profile, symbols, components, symbolized_in))
     }
 
     #[cfg(test)]
     pub(crate) fn with(profile: Profile, symbols: Symbols) -> Self {
         let rules = UserRules::default();
         let components = Components::of(&profile, &symbols, rules.classes());
+        Self::joined(profile, symbols, components, Duration::ZERO)
+    }
+
+    fn joined(
+        profile: Profile,
+        symbols: Symbols,
+        mut components: Components,
+        symbolized_in: Duration,
+    ) -> Self {
         let ends = ends(&profile);
-        Self { profile, symbols, components, symbolized_in: Duration::ZERO, ends }
+        let born = profile.events.iter().filter_map(|event| match event {
+            Event::Alloc(block) => Some(block),
+            _ => None,
+        });
+        components
+            .learn(born, |known, block| become_of(known, &ends, block, Moment::of_block(block)));
+        for snapshot in &profile.snapshots {
+            let now = Moment::of(snapshot);
+            components
+                .learn(snapshot.live.iter(), |known, block| become_of(known, &ends, block, now));
+        }
+        Self { profile, symbols, components, symbolized_in, ends }
     }
 
     /// The live blocks at a moment.
@@ -209,8 +232,7 @@ impl Analysis {
 
     /// The component of a block at a moment, by the age that it had then, or reached.
     pub(crate) fn component(&self, block: &Block, now: Moment) -> (u8, By) {
-        let end = self.ends.get(&block.serial).copied().unwrap_or(now);
-        self.components.of_block(block, if end.time_ns > now.time_ns { end } else { now })
+        become_of(&self.components, &self.ends, block, now)
     }
 
     /// The frames of a site, leaf first, without the allocator's.
@@ -315,6 +337,16 @@ impl Analysis {
         }
         sorted(sums)
     }
+}
+
+fn become_of(
+    components: &Components,
+    ends: &HashMap<u64, Moment>,
+    block: &Block,
+    now: Moment,
+) -> (u8, By) {
+    let end = ends.get(&block.serial).copied().unwrap_or(now);
+    components.of_block(block, if end.time_ns > now.time_ns { end } else { now })
 }
 
 fn ends(profile: &Profile) -> HashMap<u64, Moment> {

@@ -1,11 +1,14 @@
 //! `prof breakdown`: what a model needs, from one step of a run: weights, gradients, state of the optimizer,
 //! activations, scratch memory. And `prof capacity`: how many sequences fit.
+use std::collections::BTreeMap;
+
 use serde_json::json;
 use thermalloc_prof_format::component;
 
 use super::Output;
 use super::analysis::{Analysis, At, Sum, name_of};
-use super::profile::float;
+use super::classes::{By, Moment};
+use super::profile::{Event, float};
 use super::report::head;
 use super::table::{Table, bytes, percent, size};
 use super::timeline::points;
@@ -32,8 +35,34 @@ pub(crate) fn peaks(a: &Analysis) -> Result<Vec<(u8, f64, Sum)>, Failure> {
     Ok(rows)
 }
 
+/// What of each component is allocated in a step: the median of whole steps. Nothing where no steps are known.
+fn made_in_a_step(a: &Analysis) -> Option<[f64; component::NAMES.len()]> {
+    let mut steps: BTreeMap<u64, [f64; component::NAMES.len()]> = BTreeMap::new();
+    for event in &a.profile.events {
+        if let Event::Alloc(block) = event
+            && block.step > 0
+        {
+            let component = usize::from(a.component(block, Moment::of_block(block)).0);
+            steps.entry(block.step).or_default()[component] += block.weight * float(block.size);
+        }
+    }
+    // The first has what is made once, the last may have been cut.
+    steps.pop_first();
+    steps.pop_last();
+    let steps: Vec<_> = steps.into_values().collect();
+    (!steps.is_empty()).then(|| {
+        std::array::from_fn(|component| {
+            let mut bytes: Vec<f64> = steps.iter().map(|step| step[component]).collect();
+            bytes.sort_by(f64::total_cmp);
+            bytes[bytes.len() / 2]
+        })
+    })
+}
+
 pub(crate) fn report(a: &Analysis) -> Result<Output, Failure> {
     let rows = peaks(a)?;
+    let made = made_in_a_step(a);
+    let made = |component: u8| made.as_ref().map(|made| made[usize::from(component)]);
     let instant = a.at(At::Peak)?;
     let total: f64 = rows.iter().map(|(_, _, sum)| sum.bytes).sum();
     let weights: f64 =
@@ -46,6 +75,7 @@ pub(crate) fn report(a: &Analysis) -> Result<Output, Failure> {
         ">share",
         ">times weights",
         ">most ever",
+        ">made in a step",
         "kept",
     ]);
     for (component, most, sum) in &rows {
@@ -55,28 +85,30 @@ pub(crate) fn report(a: &Analysis) -> Result<Output, Failure> {
             percent(sum.bytes, total),
             if weights > 0.0 { format!("{:.2}", sum.bytes / weights) } else { "-".to_owned() },
             bytes(*most),
+            made(*component).map_or("-".to_owned(), bytes),
             if KEPT.contains(component) { "between steps" } else { "within a step" }.to_owned(),
         ]);
     }
     text += &table.text();
     let named = rows.iter().filter(|(c, ..)| *c != component::OTHER);
     let named: f64 = named.map(|(.., sum)| sum.bytes).sum();
-    let known: f64 = rows
+    let guessed: f64 = a
+        .by_component(&instant)
         .iter()
-        .filter(|(c, ..)| !matches!(*c, component::OTHER | component::FRAMEWORK))
-        .map(|(.., sum)| sum.bytes)
+        .filter(|(component, ..)| *component == component::FRAMEWORK)
+        .filter_map(|(.., by)| by.get(&By::Guess))
         .sum();
     text += &format!(
-        "\nin all {}; with a component {}, without framework {}\n",
+        "\nin all {}; with a component {}, without what is framework by guess {}\n",
         bytes(total),
         percent(named, total),
-        percent(known, total)
+        percent(named - guessed, total)
     );
     let json = json!({
-        "moment": instant.what, "bytes": total,
+        "moment": instant.what, "bytes": total, "known_bytes": named - guessed,
         "components": rows.iter().map(|(c, most, sum)| json!({
             "component": name_of(*c), "bytes": sum.bytes, "error_bytes": sum.error(),
-            "most_bytes": most, "kept": KEPT.contains(c),
+            "most_bytes": most, "made_in_a_step_bytes": made(*c), "kept": KEPT.contains(c),
         })).collect::<Vec<_>>(),
     });
     Ok(Output { text, json, picture: None })

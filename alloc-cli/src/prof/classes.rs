@@ -1,11 +1,12 @@
-//! What memory is for. The order: a scope of the program's, TensorFlow's annotation, the call stack, and
-//! for tensors how many steps they lived. Annotation and stack go by the rules of a text file that users
-//! extend (`thermalloc_prof_format::classes`).
-use std::collections::HashMap;
+//! What memory is for. A scope of the program's goes first; then TensorFlow's annotation and the call stack,
+//! by the rules of a text file that users extend (`thermalloc_prof_format::classes`), whose order counts.
+//! Two things are only seen in the whole of a profile: how many steps a block lived, and whether a
+//! gradient is of a weight's size.
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
-use thermalloc_prof_format::classes::Classes;
+use thermalloc_prof_format::classes::{Classes, Kind, Rule};
 use thermalloc_prof_format::{Block, component, source};
 
 use super::profile::{Event, Profile, Snapshot};
@@ -24,6 +25,8 @@ pub(crate) enum By {
     Annotation,
     Stack,
     Age,
+    /// Only whose code it is.
+    Guess,
     Nothing,
 }
 
@@ -34,6 +37,7 @@ impl By {
             By::Annotation => "annotation",
             By::Stack => "call stack",
             By::Age => "age",
+            By::Guess => "guess",
             By::Nothing => "nothing",
         }
     }
@@ -66,24 +70,98 @@ impl UserRules {
     }
 }
 
+/// What is known of blocks without their age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    kept: u8,
+    passing: u8,
+    by: By,
+}
+
+impl Known {
+    fn of(rule: Rule<'_>) -> Self {
+        let by = match rule.kind {
+            _ if rule.guess => By::Guess,
+            Kind::Op | Kind::Region => By::Annotation,
+            Kind::Symbol | Kind::Module => By::Stack,
+        };
+        Self { kept: rule.kept, passing: rule.passing, by }
+    }
+
+    fn nothing() -> Self {
+        Self { kept: component::OTHER, passing: component::OTHER, by: By::Nothing }
+    }
+}
+
+/// The first rules that hold: of all, and of those that are not of gradients.
+#[derive(Clone, Copy, Debug, Default)]
+struct First {
+    of_all: Option<usize>,
+    of_others: Option<usize>,
+}
+
+impl First {
+    fn of(classes: Classes<'_>, rules: impl Iterator<Item = usize> + Clone) -> Self {
+        let is_other = |&rule: &usize| {
+            classes.rule(rule).is_some_and(|rule| rule.passing != component::GRADIENTS)
+        };
+        Self { of_all: rules.clone().min(), of_others: rules.filter(is_other).min() }
+    }
+
+    fn with(self, other: Self) -> Self {
+        let first = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
+        Self {
+            of_all: first(self.of_all, other.of_all),
+            of_others: first(self.of_others, other.of_others),
+        }
+    }
+}
+
+/// What a tag says: the program's word, or the rules that fit TensorFlow's.
+#[derive(Clone, Copy, Debug)]
+enum Said {
+    Scope(u8),
+    Rules(First),
+    /// They hold for tensors only.
+    RulesOfTensors(First),
+}
+
 /// Components of a profile's blocks.
 #[derive(Debug)]
 pub(crate) struct Components {
-    by_site: HashMap<u32, u8>,
-    by_tag: HashMap<u32, (u8, By)>,
+    rules: Vec<Known>,
+    by_site: HashMap<u32, First>,
+    by_tag: HashMap<u32, Said>,
+    /// Sites that allocate tensors.
+    tensors: HashSet<u32>,
+    /// Sizes of weights; empty where none are known.
+    weights: HashSet<u64>,
+    /// What operators of TensorFlow allocate at a site: a size, or nothing where sizes differ.
+    sizes: HashMap<(u32, u32), Option<u64>>,
     /// The program counts steps.
     steps: bool,
 }
 
 impl Components {
     pub(crate) fn of(profile: &Profile, symbols: &Symbols, classes: Classes<'_>) -> Self {
-        let mut of_address: HashMap<u64, Option<usize>> = HashMap::new();
-        let mut by_site = HashMap::new();
+        let mut of_address: HashMap<u64, First> = HashMap::new();
+        let mut of_tensors: HashMap<u64, bool> = HashMap::new();
+        let (mut by_site, mut tensors) = (HashMap::new(), HashSet::new());
         for (&id, site) in &profile.sites {
-            let rules = site.frames.iter().filter_map(|&address| {
-                *of_address.entry(address).or_insert_with(|| rule_of(classes, symbols.at(address)))
-            });
-            by_site.extend(rules.min().map(|rule| (id, classes.component(rule))));
+            let mut first = First::default();
+            for &address in &site.frames {
+                let of_frame =
+                    of_address.entry(address).or_insert_with(|| of(classes, symbols.at(address)));
+                first = first.with(*of_frame);
+                let allocates = of_tensors.entry(address).or_insert_with(|| {
+                    let functions = &symbols.at(address).functions;
+                    functions.iter().any(|f| classes.allocates_tensors(tidy(&f.name)))
+                });
+                if *allocates {
+                    tensors.insert(id);
+                }
+            }
+            by_site.insert(id, first);
         }
         let by_tag = profile
             .tags
@@ -93,34 +171,68 @@ impl Components {
         let has_step = |b: &Block| b.step > 0;
         let steps = profile.snapshots.iter().any(|s| s.step > 0 || s.live.iter().any(has_step))
             || profile.events.iter().any(|e| matches!(e, Event::Alloc(b) if has_step(b)));
-        Self { by_site, by_tag, steps }
+        let rules = (0..).map_while(|index| classes.rule(index)).map(Known::of).collect();
+        Self {
+            rules,
+            by_site,
+            by_tag,
+            tensors,
+            weights: HashSet::new(),
+            sizes: HashMap::new(),
+            steps,
+        }
+    }
+
+    /// Looks at all blocks for the sizes of weights and of what operators make. `component` says what a
+    /// block becomes.
+    pub(crate) fn learn<'a>(
+        &mut self,
+        blocks: impl Iterator<Item = &'a Block>,
+        component: impl Fn(&Self, &Block) -> (u8, By),
+    ) {
+        for block in blocks {
+            if component(self, block).0 == component::WEIGHTS {
+                self.weights.insert(block.size);
+            }
+            if block.tag != 0 {
+                let size = self.sizes.entry((block.tag, block.site)).or_insert(Some(block.size));
+                *size = size.filter(|&size| size == block.size);
+            }
+        }
     }
 
     /// What a block is for, at a moment, and how that is known.
     pub(crate) fn of_block(&self, block: &Block, now: Moment) -> (u8, By) {
-        match self.known(block.site, block.tag) {
-            None => (component::OTHER, By::Nothing),
-            // Who says so himself knows better.
-            Some((component::ACTIVATIONS, by)) if by != By::Scope && self.is_old(block, now) => {
-                (component::WEIGHTS, By::Age)
-            }
-            Some(known) => known,
+        let known = self.known(block.site, block.tag, self.may_be_gradient(block));
+        if known.kept != known.passing && self.is_old(block, now) {
+            return (known.kept, By::Age);
         }
+        (known.passing, known.by)
     }
 
-    /// What a site's blocks of a tag are for as a rule, whatever their age.
+    /// What a site's blocks of a tag are for as a rule, whatever their age and size.
     pub(crate) fn of_pair(&self, site: u32, tag: u32) -> u8 {
-        self.known(site, tag).map_or(component::OTHER, |known| known.0)
+        self.known(site, tag, true).passing
     }
 
-    fn known(&self, site: u32, tag: u32) -> Option<(u8, By)> {
-        let stack = self.by_site.get(&site).map(|&component| (component, By::Stack));
-        match self.by_tag.get(&tag) {
-            // That the framework is at work is the least that an annotation can say.
-            Some(&(component::FRAMEWORK, By::Annotation)) if stack.is_some() => stack,
-            Some(&known) => Some(known),
-            None => stack,
-        }
+    fn known(&self, site: u32, tag: u32, may_be_gradient: bool) -> Known {
+        let stack = self.by_site.get(&site).copied().unwrap_or_default();
+        let first = match self.by_tag.get(&tag) {
+            Some(&Said::Scope(component)) => {
+                return Known { kept: component, passing: component, by: By::Scope };
+            }
+            Some(&Said::Rules(said)) => said.with(stack),
+            Some(&Said::RulesOfTensors(said)) if self.tensors.contains(&site) => said.with(stack),
+            Some(Said::RulesOfTensors(_)) | None => stack,
+        };
+        let rule = if may_be_gradient { first.of_all } else { first.of_others };
+        rule.and_then(|rule| self.rules.get(rule)).copied().unwrap_or_else(Known::nothing)
+    }
+
+    /// A gradient is of a weight's size, and that does not depend on the batch.
+    fn may_be_gradient(&self, block: &Block) -> bool {
+        let varies = self.sizes.get(&(block.tag, block.site)) == Some(&None);
+        self.weights.is_empty() || self.weights.contains(&block.size) && !varies
     }
 
     fn is_old(&self, block: &Block, now: Moment) -> bool {
@@ -131,25 +243,27 @@ impl Components {
     }
 }
 
-fn rule_of(classes: Classes<'_>, place: &Place) -> Option<usize> {
-    place
-        .functions
-        .iter()
-        .filter_map(|function| classes.of_frame(tidy(&function.name), &place.module))
-        .min()
+fn of(classes: Classes<'_>, place: &Place) -> First {
+    let of = |first: First, name: &str| {
+        let rules: Vec<usize> = classes.of_frame(tidy(name), &place.module).collect();
+        first.with(First::of(classes, rules.into_iter()))
+    };
+    place.functions.iter().fold(First::default(), |first, function| of(first, &function.name))
 }
 
-fn of_tag(profile: &Profile, classes: Classes<'_>, tag: u32) -> Option<(u8, By)> {
+fn of_tag(profile: &Profile, classes: Classes<'_>, tag: u32) -> Option<Said> {
     let mut at = tag;
     // A chain longer than this is a damaged file's.
     for _ in 0..1000 {
         let found = profile.tags.get(&at)?;
         if found.component != component::UNKNOWN {
-            return Some((found.component, By::Scope));
+            return Some(Said::Scope(found.component));
         }
         if found.source == source::TENSORFLOW {
-            let component = classes.of_annotation(&found.name, &found.region);
-            return component.map(|component| (component, By::Annotation));
+            let rules: Vec<usize> = classes.of_annotation(&found.name, &found.region).collect();
+            let first = First::of(classes, rules.into_iter());
+            let of_all = !found.region.is_empty();
+            return Some(if of_all { Said::Rules(first) } else { Said::RulesOfTensors(first) });
         }
         at = found.parent;
     }
@@ -164,6 +278,11 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
+    /// When a block was allocated.
+    pub(crate) fn of_block(block: &Block) -> Self {
+        Self { time_ns: block.time_ns, step: block.step }
+    }
+
     /// The moment of a snapshot. Where the program announced no steps, TensorFlow's own are taken from
     /// the youngest block.
     pub(crate) fn of(snapshot: &Snapshot) -> Self {
@@ -186,6 +305,7 @@ mod tests {
             (12, "tensorflow::CPUAllocator::AllocateRaw", "/tf/libtensorflow_framework.so.2"),
             (13, "_PyEval_EvalFrameDefault", "/usr/bin/python3"),
             (14, "google::protobuf::Arena::New", "/tf/libtensorflow_framework.so.2"),
+            (15, "tensorflow::Something", "/tf/libtensorflow_framework.so.2"),
         ] {
             symbols.set(address, name, module);
         }
@@ -195,6 +315,7 @@ mod tests {
             (3, vec![10, 13]),
             (4, vec![10, 14]),
             (5, vec![10]),
+            (6, vec![10, 15, 13]),
         ] {
             profile.sites.insert(id, Site { frames, flags: 0 });
         }
@@ -233,11 +354,35 @@ mod tests {
         assert_eq!(of(1, 3, new), (component::WORKSPACE, By::Stack), "a scope without meaning");
         assert_eq!(of(2, 4, new), (component::GRADIENTS, By::Annotation));
         assert_eq!(of(2, 6, 0), (component::WORKSPACE, By::Annotation));
+        assert_eq!(of(1, 5, 0), (component::WORKSPACE, By::Stack), "of the earlier rule");
+        assert_eq!(of(6, 0, 0), (component::FRAMEWORK, By::Guess));
         assert_eq!(of(2, 5, new), (component::ACTIVATIONS, By::Annotation));
         assert_eq!(of(2, 5, 0), (component::WEIGHTS, By::Age), "ten seconds old");
         assert_eq!(of(3, 0, 0), (component::PYTHON, By::Stack));
         assert_eq!(of(4, 0, 0), (component::FRAMEWORK, By::Stack));
         assert_eq!(of(5, 0, 0), (component::OTHER, By::Nothing));
+    }
+
+    #[test]
+    fn a_gradient_is_of_a_weights_size_where_weights_are_known() {
+        let (profile, symbols) = profile();
+        let rules = UserRules::default();
+        let mut components = Components::of(&profile, &symbols, rules.classes());
+        let gradient = |size| Block { site: 2, tag: 4, size, ..Block::default() };
+        let of = |components: &Components, size| {
+            components.of_block(&gradient(size), Moment::default()).0
+        };
+        assert_eq!(of(&components, 100), component::GRADIENTS);
+        let weight = Block { site: 2, tag: 5, size: 100, ..Block::default() };
+        let now = Moment { time_ns: PROMOTED_NS, step: 0 };
+        components.learn([weight].iter(), |known, block| known.of_block(block, now));
+        assert_eq!(of(&components, 100), component::GRADIENTS);
+        assert_eq!(of(&components, 101), component::ACTIVATIONS);
+        // An operator whose outputs are as large as the batch is.
+        components.learn([gradient(100), gradient(200)].iter(), |known, block| {
+            known.of_block(block, Moment::default())
+        });
+        assert_eq!(of(&components, 100), component::ACTIVATIONS);
     }
 
     #[test]

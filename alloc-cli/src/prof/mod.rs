@@ -6,6 +6,7 @@ mod analysis;
 mod breakdown;
 mod chrome;
 mod classes;
+mod clock;
 mod compare;
 mod convert;
 mod flame;

@@ -170,8 +170,11 @@ pub(crate) struct Profile {
     pub(crate) events: Vec<Event>,
     pub(crate) lost_events: u64,
     pub(crate) lost_blocks: u64,
+    pub(crate) lost_sites: u64,
     pub(crate) options: BTreeMap<String, String>,
     pub(crate) damage: Damage,
+    /// The steps are those that the reader told from the events.
+    pub(crate) steps_counted: bool,
 }
 
 fn string(text: Text<'_>) -> String {
@@ -254,6 +257,7 @@ impl Profile {
             Record::Lost(lost) => {
                 self.lost_events += lost.events;
                 self.lost_blocks = self.lost_blocks.max(lost.blocks);
+                self.lost_sites = self.lost_sites.max(lost.sites);
             }
             Record::Option(o) => {
                 let (name, value) = o.text.split(o.name_bytes);
@@ -272,6 +276,23 @@ impl Profile {
                 if let Some(snapshot) = open {
                     snapshot.take(other);
                 }
+            }
+        }
+    }
+
+    /// What a block is first marked as it is for from its birth on: marks come when that is known.
+    pub(crate) fn mark_from_birth(&mut self) {
+        let mut marks = HashMap::new();
+        for event in &self.events {
+            if let Event::Retag(retag) = event {
+                marks.entry(retag.serial).or_insert(retag.tag);
+            }
+        }
+        for event in &mut self.events {
+            if let Event::Alloc(block) = event
+                && let Some(&tag) = marks.get(&block.serial)
+            {
+                block.tag = tag;
             }
         }
     }
@@ -365,6 +386,10 @@ impl Profile {
         }
         if self.lost_blocks > 0 {
             warnings.push(format!("{} blocks were chosen and not recorded", self.lost_blocks));
+        }
+        if self.lost_sites > 0 {
+            warnings
+                .push(format!("{} blocks have no call stack: no room for more", self.lost_sites));
         }
         if self.snapshots.last().is_some_and(|last| !last.whole && last.number > 0) {
             warnings.push("the last dump was cut: its totals are too low".to_owned());

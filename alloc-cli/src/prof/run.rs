@@ -26,7 +26,8 @@ pub(crate) struct Options {
     #[arg(long)]
     exact: bool,
 
-    /// Mean bytes between samples, as a power of 2 [default: 19]
+    /// Mean bytes between samples, as a power of 2 [default: 19]. As many samples a second as that makes,
+    /// where without it there are at most 2000
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=62))]
     lg_sample: Option<u32>,
 
@@ -96,7 +97,9 @@ impl Options {
         if self.exact {
             settings.extend(["lg_prof_sample:0".to_owned(), "prof_budget:0".to_owned()]);
         }
-        settings.extend(self.lg_sample.map(|lg| format!("lg_prof_sample:{lg}")));
+        if let Some(lg) = self.lg_sample {
+            settings.extend([format!("lg_prof_sample:{lg}"), "prof_budget:0".to_owned()]);
+        }
         settings.extend(self.lg_interval.map(|lg| format!("lg_prof_interval:{lg}")));
         settings
     }

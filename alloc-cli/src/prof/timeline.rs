@@ -61,8 +61,16 @@ pub(crate) fn points(a: &Analysis, most: u64) -> Vec<Point> {
                     *stood = block.weight * float(r.size);
                 }
             }
+            Event::Retag(r) => {
+                if let Some((block, component, stood)) = live.get_mut(&r.serial) {
+                    block.tag = r.tag;
+                    now[*component] -= *stood;
+                    *component = usize::from(a.component(block, Moment::of_block(block)).0);
+                    now[*component] += *stood;
+                }
+            }
             Event::Step(s) => step = s.step,
-            _ => {}
+            Event::Free(_) => {}
         }
         let time_ns = event.time_ns();
         let point = Point { time_ns, step, by_component: now };

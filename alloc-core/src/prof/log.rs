@@ -24,7 +24,7 @@ static RING: Ring = Ring::new();
 static DESK: Desk = Desk::new();
 
 /// Events in the ring at which a thread doesn't wait for the background thread.
-const MANY: u64 = SLOTS / 2;
+const MANY: u64 = SLOTS / 8;
 
 /// What happened to a block.
 #[derive(Clone, Copy, PartialEq, Eq)]

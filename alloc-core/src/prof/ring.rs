@@ -10,8 +10,8 @@ use crate::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-/// Events that fit.
-pub(super) const SLOTS: u64 = 4096;
+/// Events that fit: what comes while a dump is written.
+pub(super) const SLOTS: u64 = 1 << 14;
 /// Words of an event.
 pub(super) const WORDS: usize = 11;
 

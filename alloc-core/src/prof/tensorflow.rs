@@ -2,12 +2,13 @@
 //! has an annotation with the operator, the step, the region and the data type.
 //!
 //! Its accessor is looked up in the module's own symbol table by the background thread, never by the
-//! loader. It is called while a block is recorded, so that what it allocates itself is not. Invariant:
-//! what it points to is looked at before it is read, and copied at once.
+//! loader. It is called while a block is recorded, so that what it allocates itself is not. Invariants:
+//! it is not called before the loader is done with the library, which is mapped long before its calls and
+//! thread-local variables work; what it points to is looked at before it is read, and copied at once.
 use super::tags::{Meaning, NAME_BYTES};
 use super::{TAGS, maps, unwind};
 use crate::control::options;
-use crate::os::linux;
+use crate::os::{linux, start::weak};
 use crate::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -18,8 +19,10 @@ const ACCESSOR: &[u8] =
     b"_ZN3tsl8profiler27ScopedMemoryDebugAnnotation27ThreadMemoryDebugAnnotationEv";
 const LIBRARY: &[u8] = b"/libtensorflow_framework.so.2";
 
-/// The accessor; 0: not found.
+/// The accessor; 0: not found, or not yet to be called.
 static FOUND: AtomicUsize = AtomicUsize::new(0);
+/// The accessor of a library that the last look found loaded.
+static LOADED: AtomicUsize = AtomicUsize::new(0);
 /// A module may be loaded until then: when to stop looking.
 static LOOK_UNTIL_MS: AtomicU64 = AtomicU64::new(u64::MAX);
 static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
@@ -27,6 +30,8 @@ static NEXT_LOOK_MS: AtomicU64 = AtomicU64::new(0);
 /// How long a `dlopen` is given to be over.
 const LOADING_MS: u64 = 20_000;
 const LOOK_MS: u64 = 500;
+/// How long no `dlopen` may have begun where the loader can't be asked whether one is over.
+const QUIET_MS: u64 = 5_000;
 
 /// The struct that the accessor returns a reference to, as 2.15 to 2.21 have it: texts are libstdc++'s
 /// `string_view`, length first.
@@ -77,10 +82,29 @@ pub(super) fn look() -> bool {
             }
         }
     });
-    if let Some(accessor) = found.and_then(|module| module.symbol(ACCESSOR)) {
+    let accessor =
+        found.and_then(|module| module.symbol(ACCESSOR)).filter(|&at| is_loaded(at, now));
+    let accessor = accessor.unwrap_or(0);
+    // The loader knows an object just before its thread-local variables can be used: a look later they
+    // can.
+    if LOADED.swap(accessor, Relaxed) == accessor && accessor != 0 {
         FOUND.store(accessor, Release);
     }
     looks()
+}
+
+/// Whether the loader has done its work on the object of this address.
+fn is_loaded(address: usize, now_ms: u64) -> bool {
+    type FindObject = unsafe extern "C" fn(pc: *mut (), object: *mut [u64; 16]) -> i32;
+    let find = weak!("_dl_find_object");
+    if find.is_null() {
+        return now_ms + LOADING_MS >= LOOK_UNTIL_MS.load(Relaxed).saturating_add(QUIET_MS);
+    }
+    // SAFETY: glibc's function of this name takes any address and fills a struct of at most 12 words.
+    let find = unsafe { core::mem::transmute::<*const *const usize, FindObject>(find) };
+    let mut object = [0; 16];
+    // SAFETY: as above.
+    unsafe { find(core::ptr::with_exposed_provenance_mut(address), &raw mut object) == 0 }
 }
 
 /// The tag and step of what the thread is at; nothing where TensorFlow says nothing. Only while a block
@@ -180,6 +204,15 @@ mod tests {
             dtype,
         };
         ask(accessor as *const () as usize)
+    }
+
+    #[test]
+    fn a_file_that_is_only_mapped_is_not_loaded() {
+        let function = libc::qsort as *const () as usize;
+        LOOK_UNTIL_MS.store(linux::now_ms() + LOADING_MS, Relaxed);
+        assert!(is_loaded(function, linux::now_ms()));
+        let text = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert!(!is_loaded(text.as_ptr().expose_provenance(), linux::now_ms()));
     }
 
     #[test]
