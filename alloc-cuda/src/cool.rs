@@ -221,6 +221,7 @@ impl Inner {
 
     /// Settles what is complete and gives back what is cold.
     pub(crate) fn poll(&self) {
+        self.flush_record();
         if self.captures.any() || self.polling.swap(true, Relaxed) {
             return;
         }

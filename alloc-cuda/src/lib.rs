@@ -28,6 +28,8 @@ mod managed;
 mod oom;
 mod pinned;
 mod pool;
+mod recent;
+mod record;
 mod snapshot;
 pub mod stats;
 mod stream;
@@ -44,5 +46,6 @@ pub use managed::{Advice, Managed, Place};
 pub use oom::{AllocError, FreeError, Holder, OutOfMemory, PendingOn};
 pub use pinned::{PinnedError, PinnedPool, PinnedStats};
 pub use pool::{OnOutOfMemory, OnStream, Pool, PoolBuilder, Reuse, TagGuard};
+pub use recent::RecentCall;
 
 const _: () = assert!(usize::BITS == 64);

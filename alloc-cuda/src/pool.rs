@@ -4,7 +4,7 @@
 //! locked at a time; memory goes to another stream only when it is complete or ordered before that
 //! stream's future work, and is unmapped only when it is complete.
 
-use crate::block::{BlockId, State};
+use crate::block::{Block, BlockId, State};
 use crate::capture::Captures;
 use crate::chunk_map::ChunkMap;
 use crate::driver::{Driver, Error, Stream};
@@ -15,11 +15,14 @@ use crate::heat::Heat;
 use crate::history::History;
 use crate::ledger::{Entry, Ledger, Space};
 use crate::oom::{AllocError, FreeError};
+use crate::recent::coarse_ms;
+use crate::record::Recorder;
 use crate::stream::{StreamState, thread_number};
 use crate::supply::{SETTLE_EVERY, SLACK_FIRST};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -62,14 +65,6 @@ impl Clock {
     }
 }
 
-/// The system's monotonic time, as of its last tick: that costs no more than a load.
-fn coarse_ms() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place to write to.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
-    now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
-}
-
 /// How a pool is made.
 pub struct PoolBuilder {
     ordinal: i32,
@@ -78,6 +73,7 @@ pub struct PoolBuilder {
     clock: Clock,
     callback: Option<Box<OnOutOfMemory>>,
     ledger: Option<&'static dyn Ledger>,
+    record: Option<File>,
     background: bool,
 }
 
@@ -119,6 +115,7 @@ impl PoolBuilder {
             clock: Clock::Real,
             callback: None,
             ledger: None,
+            record: None,
             background: false,
         }
     }
@@ -212,6 +209,13 @@ impl PoolBuilder {
         self
     }
 
+    /// Writes what is asked for to a file, from which the project's bench replays it.
+    #[must_use]
+    pub fn record(mut self, file: File) -> Self {
+        self.record = Some(file);
+        self
+    }
+
     /// Takes the time from a counter of milliseconds, for tests.
     #[must_use]
     pub fn clock_ms(mut self, ms: Arc<AtomicU64>) -> Self {
@@ -251,7 +255,9 @@ impl PoolBuilder {
             clock: self.clock,
             options,
             callback: self.callback,
+            watched: self.ledger.is_some() || self.record.is_some() || options.history > 0,
             ledger: self.ledger,
+            recorder: self.record.map(Recorder::new),
             reserved: AtomicU64::new(0),
             reserved_peak: AtomicU64::new(0),
             slack_parts: AtomicU64::new(SLACK_FIRST),
@@ -372,6 +378,9 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) callback: Option<Box<OnOutOfMemory>>,
     pub(crate) ledger: Option<&'static dyn Ledger>,
+    recorder: Option<Recorder>,
+    /// Whether anybody hears of allocations: history, ledger or record.
+    watched: bool,
     /// Physical bytes.
     pub(crate) reserved: AtomicU64,
     pub(crate) reserved_peak: AtomicU64,
@@ -809,24 +818,46 @@ impl Inner {
     pub(crate) fn finish(&self, shard: &Shard, heap: &mut Heap, id: BlockId, tag: u32) -> u64 {
         heap.blocks[id as usize].tag = tag;
         shard.publish(heap);
+        if self.watched {
+            self.tell_alloc(shard, heap, id);
+        }
+        heap.block(id).addr
+    }
+
+    /// Writes out what the record has buffered.
+    pub(crate) fn flush_record(&self) {
+        if let Some(recorder) = &self.recorder {
+            recorder.flush();
+        }
+    }
+
+    #[cold]
+    fn tell_alloc(&self, shard: &Shard, heap: &mut Heap, id: BlockId) {
+        let block = *heap.block(id);
+        if self.history.is_on() {
+            let (now_ms, stream) = (self.now_ms(), shard.stream.handle);
+            self.history.alloc(now_ms, block.addr, block.requested, stream, block.tag);
+        }
+        if let Some(recorder) = &self.recorder {
+            recorder.alloc(block.addr, block.requested, block.user);
+        }
         if heap.entered.is_on() {
             self.enter(heap, id);
         }
-        let block = heap.block(id);
+    }
+
+    #[cold]
+    fn tell_free(&self, shard: &Shard, block: &Block) {
         if self.history.is_on() {
-            self.history.alloc(
-                self.now_ms(),
-                block.addr,
-                block.requested,
-                shard.stream.handle,
-                tag,
-            );
+            let (now_ms, stream) = (self.now_ms(), shard.stream.handle);
+            self.history.free(now_ms, block.addr, block.requested, stream, block.tag);
         }
-        block.addr
+        if let Some(recorder) = &self.recorder {
+            recorder.free(block.addr);
+        }
     }
 
     /// Enters a block into the ledger.
-    #[cold]
     fn enter(&self, heap: &mut Heap, id: BlockId) {
         let block = *heap.block(id);
         let tag = if block.tag == 0 { String::new() } else { self.tag_name(block.tag) };
@@ -872,8 +903,8 @@ impl Inner {
             }
             return Err(self.bad_free(FreeError::DoubleFree));
         }
-        if self.history.is_on() {
-            self.history.free(self.now_ms(), ptr, block.requested, shard.stream.handle, block.tag);
+        if self.watched {
+            self.tell_free(shard, &block);
         }
         heap.counts.frees += 1;
         let look = heap.counts.frees.is_multiple_of(LOOK_EVERY);
@@ -969,6 +1000,9 @@ impl Inner {
             return Ok(());
         }
         heap.blocks[id as usize].shared = true;
+        if let Some(recorder) = &self.recorder {
+            recorder.used(ptr, user.index, is_over);
+        }
         let epoch = if is_over { user.stamp() } else { 0 };
         let uses = heap.uses.entry(id).or_default();
         match uses.iter_mut().find(|need| need.stream == user.index) {
