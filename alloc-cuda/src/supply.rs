@@ -567,6 +567,11 @@ impl Inner {
                 Box::new(move |stamp, _| stream.is_done(stamp))
             });
             if freed > 0 {
+                if self.gpu.backing == Backing::DriverPool && self.wait_ms.load(Relaxed) > 0 {
+                    // Its frees are over in the streams' order only.
+                    let _ = self.gpu.synchronize();
+                }
+                self.gpu.trim_pool();
                 // Segments cost more than chunks: fewer times are enough.
                 self.rearranged(16);
             }
