@@ -5,7 +5,8 @@
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, lock};
 use crate::heap::{CHUNK, Run};
-use crate::pool::{Inner, Shard};
+use crate::pool::Inner;
+use crate::shard::Shard;
 use crate::supply::ROOM;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -4,12 +4,14 @@
 //! Invariant: memory goes to another stream only when it is complete or ordered before that stream's
 //! future work.
 
+use crate::builder::Reuse;
 use crate::driver::Error;
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, lock};
 use crate::heap::{CHUNK, Growth, Heap, Kind, OVERSIZE, Run, Source};
 use crate::oom::AllocError;
-use crate::pool::{Inner, Reuse, Shard};
+use crate::pool::Inner;
+use crate::shard::Shard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
