@@ -1,6 +1,7 @@
 //! A stream-ordered pool of CUDA memory.
 //!
-//! Layers, each knowing only those below: `pool` (which heap serves a request) -> `heap` (blocks and
+//! Layers, each knowing only those below: `pool` -> `request` (an allocation, a free) -> `supply` (memory for
+//! what the own heap does not serve), `ladder`, `cool` -> `shard` (streams and heaps) -> `heap` (blocks and
 //! free memory of one stream) -> `bins`, `block`; and `pool` -> `stream` (events) -> `epochs`, and
 //! `gpu` (one device) -> `driver`, the one seam to the CUDA driver.
 #![allow(clippy::cast_possible_truncation, reason = "usize and addresses of devices have 64 bits")]
