@@ -244,6 +244,7 @@ impl PoolBuilder {
             reserved: AtomicU64::new(0),
             reserved_peak: AtomicU64::new(0),
             slack_parts: AtomicU64::new(SLACK_FIRST),
+            rearrangements: AtomicU64::new(0),
             idle_chunks: Mutex::new(Vec::new()),
             last_poll_ms: AtomicU64::new(0),
             polling: AtomicBool::new(false),

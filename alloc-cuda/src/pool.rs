@@ -61,6 +61,8 @@ pub(crate) struct Inner {
     pub(crate) reserved_peak: AtomicU64,
     /// Room beyond the peak, in parts of it.
     pub(crate) slack_parts: AtomicU64,
+    /// Rearrangements since that is at its usual most.
+    pub(crate) rearrangements: AtomicU64,
     /// Chunks that are mapped nowhere.
     pub(crate) idle_chunks: Mutex<Vec<u64>>,
     pub(crate) last_poll_ms: AtomicU64,

@@ -173,7 +173,9 @@ impl Inner {
         let look = heap.counts.frees.is_multiple_of(LOOK_EVERY);
         heap.now_ms = self.now_ms();
         if block.user == shard.stream.index && !block.shared && stream.is_none() {
-            heap.entered.leave(u64::from(id), shard.stream.handle, false);
+            if self.watched {
+                heap.entered.leave(u64::from(id), shard.stream.handle, false);
+            }
             heap.free(id, shard.stream.stamp());
             shard.publish(&heap);
         } else if let Some(needs) = self.defer(shard, &mut heap, id, stream) {
