@@ -83,9 +83,18 @@ pub(crate) enum Outcome {
 
 /// Reads the options. To be called once, before the first option is read. `report` writes a line to
 /// standard error; it is called by the first call in a process only.
-pub(crate) fn load(outside: &impl Outside, mut report: impl FnMut(&[u8])) -> Outcome {
+pub(crate) fn load(outside: &impl Outside, report: impl FnMut(&[u8])) -> Outcome {
     static REPORTED: AtomicBool = AtomicBool::new(false);
-    let silent = REPORTED.swap(true, Relaxed);
+    load_once(&REPORTED, outside, report)
+}
+
+/// `reported`: whether it was called before.
+fn load_once(
+    reported: &AtomicBool,
+    outside: &impl Outside,
+    mut report: impl FnMut(&[u8]),
+) -> Outcome {
+    let silent = reported.swap(true, Relaxed);
     load_in(&OPTIONS, outside, |line| {
         if !silent {
             report(line);
@@ -771,10 +780,11 @@ mod tests {
 
     #[test]
     fn one_line_a_process() {
-        let mut lines = 0;
+        let (mut lines, reported) = (0, AtomicBool::new(false));
         for _ in 0..3 {
             let variables = std::vec![("THERMALLOC_CONF", &b"colour:red"[..])];
-            let outcome = load(&Fake { variables, ..Fake::default() }, |_| lines += 1);
+            let fake = Fake { variables, ..Fake::default() };
+            let outcome = load_once(&reported, &fake, |_| lines += 1);
             assert_eq!(outcome, Outcome::Read);
         }
         assert_eq!(lines, 1);
