@@ -25,9 +25,9 @@ const SLACK_MOST: u64 = 64;
 const SLACK_MOST_SEGMENTS: u64 = 240;
 /// A program that was rearranged so often since never settles: it gets a part more for so many
 /// rearrangements, up to so many parts.
-const SETTLING: u64 = 4096;
-const UNSETTLED: u64 = 32;
-const SLACK_UNSETTLED: u64 = 384;
+const SETTLING: u64 = 2048;
+const UNSETTLED: u64 = 16;
+const SLACK_UNSETTLED: u64 = 512;
 /// What the driver's pool takes from the device at least.
 const DRIVER_PIECE: u64 = 32 << 20;
 /// Room that a pool of any size may have: streams with little memory keep their own.
