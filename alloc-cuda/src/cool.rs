@@ -5,7 +5,8 @@
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, lock};
 use crate::heap::{CHUNK, Run};
-use crate::pool::{Inner, Shard};
+use crate::pool::Inner;
+use crate::shard::Shard;
 use crate::supply::ROOM;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -221,6 +222,7 @@ impl Inner {
 
     /// Settles what is complete and gives back what is cold.
     pub(crate) fn poll(&self) {
+        self.flush_record();
         if self.captures.any() || self.polling.swap(true, Relaxed) {
             return;
         }

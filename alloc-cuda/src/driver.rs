@@ -8,6 +8,7 @@
     reason = "the table's methods have the C functions' own conditions"
 )]
 
+use crate::recent::{Recent, RecentCall, coarse_ms};
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -671,6 +672,7 @@ pub struct Driver {
     table: Table,
     version: i32,
     calls: [AtomicU64; FUNCTIONS],
+    recent: Recent,
     observer: AtomicPtr<()>,
 }
 
@@ -692,8 +694,8 @@ impl Driver {
     /// Initialises the driver behind a table: also a simulated one.
     pub fn new(table: Table) -> Result<Self, Error> {
         let calls = [const { AtomicU64::new(0) }; FUNCTIONS];
-        let mut driver =
-            Self { table, version: 0, calls, observer: AtomicPtr::new(std::ptr::null_mut()) };
+        let observer = AtomicPtr::new(std::ptr::null_mut());
+        let mut driver = Self { table, version: 0, calls, recent: Recent::new(), observer };
         // SAFETY: no condition.
         match unsafe { driver.init(0) } {
             Err(error) if error.code() == Some(code::ERROR_STUB_LIBRARY) => {
@@ -771,6 +773,11 @@ impl Driver {
         self.calls.iter().map(|calls| calls.load(Ordering::Relaxed)).sum()
     }
 
+    /// The last calls, oldest first.
+    pub fn recent_calls(&self) -> Vec<RecentCall> {
+        self.recent.calls()
+    }
+
     /// Sets who hears of each call.
     pub fn observe(&self, observer: Option<Observer>) {
         let pointer = observer.map_or(std::ptr::null_mut(), |observer| observer as *mut ());
@@ -780,6 +787,7 @@ impl Driver {
     #[inline]
     fn called(&self, function: Call, code: u32) -> Result<(), Error> {
         self.calls[function as usize].fetch_add(1, Ordering::Relaxed);
+        self.recent.note(function, code, coarse_ms());
         let observer = self.observer.load(Ordering::Acquire);
         if !observer.is_null() {
             // SAFETY: only `observe` writes here, and it writes an `Observer`.

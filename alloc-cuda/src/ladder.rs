@@ -1,8 +1,9 @@
 //! What is done when no memory comes: a ladder, from what costs nothing to the error that tells.
 
 use crate::block::State;
+use crate::builder::Reuse;
 use crate::oom::{AllocError, Holder, OutOfMemory, PendingOn};
-use crate::pool::{Inner, Reuse};
+use crate::pool::Inner;
 use crate::supply::{Ask, Failure};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,6 +1,7 @@
 //! A stream-ordered pool of CUDA memory.
 //!
-//! Layers, each knowing only those below: `pool` (which heap serves a request) -> `heap` (blocks and
+//! Layers, each knowing only those below: `pool` -> `request` (an allocation, a free) -> `supply` (memory for
+//! what the own heap does not serve), `ladder`, `cool` -> `shard` (streams and heaps) -> `heap` (blocks and
 //! free memory of one stream) -> `bins`, `block`; and `pool` -> `stream` (events) -> `epochs`, and
 //! `gpu` (one device) -> `driver`, the one seam to the CUDA driver.
 #![allow(clippy::cast_possible_truncation, reason = "usize and addresses of devices have 64 bits")]
@@ -9,6 +10,7 @@ mod background;
 mod bins;
 mod block;
 mod buffer;
+mod builder;
 mod capture;
 mod chunk_map;
 mod cool;
@@ -28,6 +30,10 @@ mod managed;
 mod oom;
 mod pinned;
 mod pool;
+mod recent;
+mod record;
+mod request;
+mod shard;
 mod snapshot;
 pub mod stats;
 mod stream;
@@ -35,6 +41,7 @@ mod supply;
 mod sync;
 
 pub use buffer::{Borrowed, Buffer, BufferError};
+pub use builder::{OnOutOfMemory, PoolBuilder, Reuse};
 pub use capture::{Capture, GraphMemory, PoolId, StreamFilter};
 pub use default_pool::{DefaultPool, DefaultPoolStats};
 pub use gpu::Backing;
@@ -43,6 +50,7 @@ pub use ledger::{Entry, Ledger, Space};
 pub use managed::{Advice, Managed, Place};
 pub use oom::{AllocError, FreeError, Holder, OutOfMemory, PendingOn};
 pub use pinned::{PinnedError, PinnedPool, PinnedStats};
-pub use pool::{OnOutOfMemory, OnStream, Pool, PoolBuilder, Reuse, TagGuard};
+pub use pool::{OnStream, Pool, TagGuard};
+pub use recent::RecentCall;
 
 const _: () = assert!(usize::BITS == 64);

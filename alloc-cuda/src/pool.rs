@@ -4,277 +4,23 @@
 //! locked at a time; memory goes to another stream only when it is complete or ordered before that
 //! stream's future work, and is unmapped only when it is complete.
 
-use crate::block::{BlockId, State};
+use crate::block::State;
+use crate::builder::{Clock, OnOutOfMemory, Options, PoolBuilder};
 use crate::capture::Captures;
 use crate::chunk_map::ChunkMap;
 use crate::driver::{Driver, Error, Stream};
-use crate::fault::{self, planted};
 use crate::gpu::{Backing, Gpu, lock};
-use crate::heap::{CHUNK, Heap, Need, Source, rounded};
+use crate::heap::{CHUNK, Source};
 use crate::heat::Heat;
 use crate::history::History;
-use crate::ledger::{Entry, Ledger, Space};
+use crate::ledger::Ledger;
 use crate::oom::{AllocError, FreeError};
-use crate::stream::{StreamState, thread_number};
-use crate::supply::{SETTLE_EVERY, SLACK_FIRST};
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use crate::record::Recorder;
+use crate::shard::{Shard, Shards, Streams};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-
-/// Frees of a heap between two looks at the clock.
-const LOOK_EVERY: u64 = 256;
-/// An event is recorded for so many pending blocks together, or for so many bytes.
-const CLOSE_BLOCKS: u32 = 16;
-const CLOSE_BYTES: u64 = 16 << 20;
-/// The largest request: more than any device has.
-const BYTES_MAX: u64 = 1 << 44;
-
-/// What to do when another stream has free memory that is not complete yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Reuse {
-    /// Take more memory from the driver while the pool is within its usual size; wait beyond it.
-    #[default]
-    Grow,
-    /// Insert a wait whenever that saves memory.
-    Wait,
-    /// Never make a stream wait.
-    Complete,
-}
-
-/// Asked when memory has run out: frees what it can and says whether to try again.
-pub type OnOutOfMemory = dyn Fn(u64) -> bool + Send + Sync;
-
-/// The time of a pool, milliseconds.
-#[derive(Clone, Debug)]
-enum Clock {
-    Real,
-    Set(Arc<AtomicU64>),
-}
-
-impl Clock {
-    fn now_ms(&self) -> u64 {
-        match self {
-            Self::Real => coarse_ms(),
-            Self::Set(ms) => ms.load(Relaxed),
-        }
-    }
-}
-
-/// The system's monotonic time, as of its last tick: that costs no more than a load.
-fn coarse_ms() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a valid place to write to.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
-    now.tv_sec.cast_unsigned() * 1000 + now.tv_nsec.cast_unsigned() / 1_000_000
-}
-
-/// How a pool is made.
-pub struct PoolBuilder {
-    ordinal: i32,
-    backing: Option<Backing>,
-    pub(crate) options: Options,
-    clock: Clock,
-    callback: Option<Box<OnOutOfMemory>>,
-    ledger: Option<&'static dyn Ledger>,
-    background: bool,
-}
-
-/// What can be chosen.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
-    pub(crate) limit_bytes: Option<u64>,
-    pub(crate) limit_percent: Option<u64>,
-    pub(crate) hot_window_ms: u64,
-    pub(crate) decay_ms: Option<u64>,
-    pub(crate) wait_ms: Option<u64>,
-    pub(crate) reuse: Reuse,
-    pub(crate) pressure_percent: u64,
-    pub(crate) history: usize,
-}
-
-impl fmt::Debug for PoolBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolBuilder").field("options", &self.options).finish_non_exhaustive()
-    }
-}
-
-impl PoolBuilder {
-    /// A pool for the device of this number.
-    pub fn new(ordinal: i32) -> Self {
-        Self {
-            ordinal,
-            backing: None,
-            options: Options {
-                limit_bytes: None,
-                limit_percent: None,
-                hot_window_ms: 5000,
-                decay_ms: Some(2000),
-                wait_ms: Some(5000),
-                reuse: Reuse::Grow,
-                pressure_percent: 2,
-                history: 0,
-            },
-            clock: Clock::Real,
-            callback: None,
-            ledger: None,
-            background: false,
-        }
-    }
-
-    /// Takes this backing, or the next simpler one that the device has.
-    #[must_use]
-    pub fn backing(mut self, backing: Backing) -> Self {
-        self.backing = Some(backing);
-        self
-    }
-
-    /// The most that the pool may have.
-    #[must_use]
-    pub fn limit_bytes(mut self, bytes: u64) -> Self {
-        self.options.limit_bytes = Some(bytes);
-        self
-    }
-
-    /// The most that the pool may have, as a part of the device.
-    #[must_use]
-    pub fn limit_percent(mut self, percent: u64) -> Self {
-        self.options.limit_percent = Some(percent);
-        self
-    }
-
-    /// Memory in use at one time within this window is kept.
-    #[must_use]
-    pub fn hot_window_ms(mut self, ms: u64) -> Self {
-        self.options.hot_window_ms = ms;
-        self
-    }
-
-    /// Over how long cold memory goes back; `None`: never.
-    #[must_use]
-    pub fn decay_ms(mut self, ms: Option<u64>) -> Self {
-        self.options.decay_ms = ms;
-        self
-    }
-
-    /// How long an allocation that finds no memory waits for pending memory. `None` switches that
-    /// off: such a wait can deadlock with collectives.
-    #[must_use]
-    pub fn wait_ms(mut self, ms: Option<u64>) -> Self {
-        self.options.wait_ms = ms;
-        self
-    }
-
-    /// What to do when another stream has free memory that is not complete yet.
-    #[must_use]
-    pub fn reuse(mut self, reuse: Reuse) -> Self {
-        self.options.reuse = reuse;
-        self
-    }
-
-    /// Gives free memory back at once while less than this part of the device is free.
-    #[must_use]
-    pub fn pressure_percent(mut self, percent: u64) -> Self {
-        self.options.pressure_percent = percent;
-        self
-    }
-
-    /// Keeps the last `entries` allocations and frees for the snapshot.
-    #[must_use]
-    pub fn history(mut self, entries: usize) -> Self {
-        self.options.history = entries;
-        self
-    }
-
-    /// Gives cold memory back from a thread of the pool. Else that happens at later calls and at
-    /// [`Pool::poll`].
-    #[must_use]
-    pub fn background(mut self, yes: bool) -> Self {
-        self.background = yes;
-        self
-    }
-
-    /// Is asked when memory has run out, with the bytes asked for. It may free blocks of the pool.
-    #[must_use]
-    pub fn on_out_of_memory(
-        mut self,
-        callback: impl Fn(u64) -> bool + Send + Sync + 'static,
-    ) -> Self {
-        self.callback = Some(Box::new(callback));
-        self
-    }
-
-    /// Enters what is in use into a ledger.
-    #[must_use]
-    pub fn ledger(mut self, ledger: &'static dyn Ledger) -> Self {
-        self.ledger = Some(ledger);
-        self
-    }
-
-    /// Takes the time from a counter of milliseconds, for tests.
-    #[must_use]
-    pub fn clock_ms(mut self, ms: Arc<AtomicU64>) -> Self {
-        self.clock = Clock::Set(ms);
-        self
-    }
-
-    /// The pool, on the system's driver.
-    ///
-    /// # Errors
-    /// There is no driver, or not this device.
-    pub fn build(self) -> Result<Pool, Error> {
-        self.build_on(Arc::new(Driver::load()?))
-    }
-
-    /// The pool, on a driver that is loaded.
-    ///
-    /// # Errors
-    /// There is no such device.
-    pub fn build_on(self, driver: Arc<Driver>) -> Result<Pool, Error> {
-        let gpu = Arc::new(Gpu::new(driver, self.ordinal, self.backing)?);
-        let options = self.options;
-        let percent = options.limit_percent.map(|percent| gpu.total_bytes / 100 * percent);
-        let limit = match (options.limit_bytes, percent) {
-            (Some(bytes), Some(other)) => Some(bytes.min(other)),
-            (bytes, other) => bytes.or(other),
-        };
-        let inner = Arc::new(Inner {
-            number: AtomicU64::new(next_number()),
-            gpu,
-            map: ChunkMap::new(),
-            streams: RwLock::new(Streams::default()),
-            shards: RwLock::new(Shards::default()),
-            limit_bytes: AtomicU64::new(limit.unwrap_or(u64::MAX)),
-            wait_ms: AtomicU64::new(options.wait_ms.unwrap_or(0)),
-            heat: Mutex::new(Heat::new(options.hot_window_ms, options.decay_ms)),
-            clock: self.clock,
-            options,
-            callback: self.callback,
-            ledger: self.ledger,
-            reserved: AtomicU64::new(0),
-            reserved_peak: AtomicU64::new(0),
-            slack_parts: AtomicU64::new(SLACK_FIRST),
-            idle_chunks: Mutex::new(Vec::new()),
-            last_poll_ms: AtomicU64::new(0),
-            polling: AtomicBool::new(false),
-            captures: Captures::default(),
-            counts: PoolCounts::default(),
-            history: History::new(options.history),
-            tags: RwLock::new(vec!["untagged".to_owned()]),
-        });
-        if self.background {
-            crate::background::start(&inner);
-        }
-        Ok(Pool { inner })
-    }
-}
-
-/// A number that no pool had before.
-fn next_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Relaxed)
-}
 
 /// What happened in a pool.
 #[derive(Debug, Default)]
@@ -292,91 +38,31 @@ pub(crate) struct PoolCounts {
     pub(crate) bad_frees: AtomicU64,
 }
 
-/// The heap of one stream.
-pub(crate) struct Shard {
-    /// 0 of memory that everyone uses; else the number of a private pool.
-    pub(crate) pool: u64,
-    pub(crate) stream: Arc<StreamState>,
-    pub(crate) heap: Mutex<Heap>,
-    /// Bytes active and pending.
-    pub(crate) in_use: AtomicU64,
-    pub(crate) pending: AtomicU64,
-    pub(crate) mapped: AtomicU64,
-}
-
-/// A heap that this thread has locked.
-pub(crate) struct HeapGuard<'a> {
-    heap: std::sync::MutexGuard<'a, Heap>,
-    _locked: fault::Locked,
-}
-
-impl std::ops::Deref for HeapGuard<'_> {
-    type Target = Heap;
-
-    #[inline(always)]
-    fn deref(&self) -> &Heap {
-        &self.heap
-    }
-}
-
-impl std::ops::DerefMut for HeapGuard<'_> {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut Heap {
-        &mut self.heap
-    }
-}
-
-impl Shard {
-    #[inline]
-    pub(crate) fn heap(&self) -> HeapGuard<'_> {
-        HeapGuard { heap: lock(&self.heap), _locked: fault::Locked::new() }
-    }
-
-    /// Publishes the books of a locked heap.
-    #[inline]
-    pub(crate) fn publish(&self, heap: &Heap) {
-        self.in_use.store(heap.books.active + heap.books.pending, Relaxed);
-    }
-
-    pub(crate) fn publish_all(&self, heap: &Heap) {
-        self.publish(heap);
-        self.pending.store(heap.books.pending, Relaxed);
-        self.mapped.store(heap.books.mapped(), Relaxed);
-    }
-}
-
-#[derive(Default)]
-struct Streams {
-    list: Vec<Arc<StreamState>>,
-    by_key: HashMap<(usize, u64), u32>,
-}
-
-#[derive(Default)]
-struct Shards {
-    list: Vec<Arc<Shard>>,
-    by_key: HashMap<(u64, u32), Arc<Shard>>,
-}
-
 /// A pool.
 pub(crate) struct Inner {
     /// Tells threads whether the heaps that they remember are still those of their streams.
     pub(crate) number: AtomicU64,
     pub(crate) gpu: Arc<Gpu>,
     pub(crate) map: ChunkMap,
-    streams: RwLock<Streams>,
-    shards: RwLock<Shards>,
+    pub(crate) streams: RwLock<Streams>,
+    pub(crate) shards: RwLock<Shards>,
     pub(crate) limit_bytes: AtomicU64,
     pub(crate) wait_ms: AtomicU64,
     pub(crate) heat: Mutex<Heat>,
-    clock: Clock,
+    pub(crate) clock: Clock,
     pub(crate) options: Options,
     pub(crate) callback: Option<Box<OnOutOfMemory>>,
     pub(crate) ledger: Option<&'static dyn Ledger>,
+    pub(crate) recorder: Option<Recorder>,
+    /// Whether anybody hears of allocations: history, ledger or record.
+    pub(crate) watched: bool,
     /// Physical bytes.
     pub(crate) reserved: AtomicU64,
     pub(crate) reserved_peak: AtomicU64,
     /// Room beyond the peak, in parts of it.
     pub(crate) slack_parts: AtomicU64,
+    /// Rearrangements since that is at its usual most.
+    pub(crate) rearrangements: AtomicU64,
     /// Chunks that are mapped nowhere.
     pub(crate) idle_chunks: Mutex<Vec<u64>>,
     pub(crate) last_poll_ms: AtomicU64,
@@ -387,14 +73,8 @@ pub(crate) struct Inner {
     pub(crate) tags: RwLock<Vec<String>>,
 }
 
-/// A heap that a thread used: the pool's number, the stream, the heap.
-type Remembered = (u64, usize, Option<Arc<Shard>>);
-
 thread_local! {
-    static TAG: Cell<u32> = const { Cell::new(0) };
-    /// The heaps that this thread used last.
-    static LAST: RefCell<[Remembered; 4]> =
-        const { RefCell::new([(0, 0, None), (0, 0, None), (0, 0, None), (0, 0, None)]) };
+    pub(crate) static TAG: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Sets the tag of this thread's allocations until it is dropped.
@@ -670,317 +350,6 @@ impl Inner {
     pub(crate) fn tag_name(&self, number: u32) -> String {
         let tags = self.tags.read().unwrap_or_else(PoisonError::into_inner);
         tags.get(number as usize).cloned().unwrap_or_default()
-    }
-
-    // ---- streams and heaps --------------------------------------------------------------------
-
-    /// The key of a stream: the legacy default stream has two names, and each thread its own
-    /// default stream.
-    fn key(stream: Stream) -> (usize, u64) {
-        match stream {
-            Stream::NULL => (Stream::LEGACY.0, 0),
-            Stream::PER_THREAD => (stream.0, thread_number()),
-            other => (other.0, 0),
-        }
-    }
-
-    pub(crate) fn stream(&self, handle: Stream) -> Arc<StreamState> {
-        let key = Self::key(handle);
-        {
-            let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(&index) = streams.by_key.get(&key) {
-                return Arc::clone(&streams.list[index as usize]);
-            }
-        }
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(&index) = streams.by_key.get(&key) {
-            return Arc::clone(&streams.list[index as usize]);
-        }
-        let index = streams.list.len() as u32;
-        let state = Arc::new(StreamState::new(index, handle, key.1));
-        streams.list.push(Arc::clone(&state));
-        streams.by_key.insert(key, index);
-        state
-    }
-
-    pub(crate) fn all_streams(&self) -> Vec<Arc<StreamState>> {
-        self.streams.read().unwrap_or_else(PoisonError::into_inner).list.clone()
-    }
-
-    pub(crate) fn stream_at(&self, index: u32) -> Arc<StreamState> {
-        let streams = self.streams.read().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&streams.list[index as usize])
-    }
-
-    pub(crate) fn shard(&self, pool: u64, stream: Stream) -> Arc<Shard> {
-        let state = self.stream(stream);
-        let key = (pool, state.index);
-        {
-            let shards = self.shards.read().unwrap_or_else(PoisonError::into_inner);
-            if let Some(shard) = shards.by_key.get(&key) {
-                return Arc::clone(shard);
-            }
-        }
-        let mut shards = self.shards.write().unwrap_or_else(PoisonError::into_inner);
-        let shards = &mut *shards;
-        let shard = shards.by_key.entry(key).or_insert_with(|| {
-            let shard = Arc::new(Shard {
-                pool,
-                stream: state,
-                heap: Mutex::new(Heap::new(self.ledger)),
-                in_use: AtomicU64::new(0),
-                pending: AtomicU64::new(0),
-                mapped: AtomicU64::new(0),
-            });
-            shards.list.push(Arc::clone(&shard));
-            shard
-        });
-        Arc::clone(shard)
-    }
-
-    pub(crate) fn all_shards(&self) -> Vec<Arc<Shard>> {
-        self.shards.read().unwrap_or_else(PoisonError::into_inner).list.clone()
-    }
-
-    /// Bytes active and pending, of all heaps.
-    pub(crate) fn in_use(&self) -> u64 {
-        let shards = self.shards.read().unwrap_or_else(PoisonError::into_inner);
-        shards.list.iter().map(|shard| shard.in_use.load(Relaxed)).sum()
-    }
-
-    fn forget_stream(&self, stream: Stream) -> Result<(), Error> {
-        let state = self.stream(stream);
-        // Its last epoch is closed while its handle is still its own.
-        state.retire(&self.gpu)?;
-        self.number.store(next_number(), Relaxed);
-        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
-        streams.by_key.remove(&Self::key(stream));
-        Ok(())
-    }
-
-    // ---- allocation ---------------------------------------------------------------------------
-
-    #[inline]
-    pub(crate) fn alloc(&self, bytes: u64, stream: Stream) -> Result<u64, AllocError> {
-        if self.captures.any()
-            && let Some(pool) = self.captures.pool_of(stream)
-        {
-            let shard = self.shard(pool, stream);
-            shard.stream.capturing.store(true, Relaxed);
-            return self.alloc_in(&shard, bytes);
-        }
-        let number = self.number.load(Relaxed);
-        let remembered = LAST.try_with(|last| {
-            let mut last = last.try_borrow_mut().ok()?;
-            // Streams are pointers to structures of some hundred bytes.
-            let slot = &mut last[(stream.0 ^ stream.0 >> 8) & 3];
-            if slot.0 != number || slot.1 != stream.0 || slot.2.is_none() {
-                *slot = (number, stream.0, Some(self.shard(0, stream)));
-            }
-            slot.2.as_ref().map(|shard| self.alloc_in(shard, bytes))
-        });
-        match remembered {
-            Ok(Some(result)) => result,
-            // The thread ends, or a callback allocates.
-            _ => self.alloc_in(&self.shard(0, stream), bytes),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn alloc_in(&self, shard: &Arc<Shard>, bytes: u64) -> Result<u64, AllocError> {
-        if bytes > BYTES_MAX {
-            return Err(AllocError::TooLarge { bytes });
-        }
-        let size = rounded(bytes);
-        let tag = TAG.with(Cell::get);
-        {
-            let mut heap = shard.heap();
-            heap.counts.allocs += 1;
-            let look = heap.counts.allocs.is_multiple_of(SETTLE_EVERY) && !heap.pending.is_empty();
-            if !look && let Some(id) = heap.take(size, bytes, shard.stream.index) {
-                heap.counts.hits += 1;
-                return Ok(self.finish(shard, &mut heap, id, tag));
-            }
-        }
-        self.alloc_slow(shard, size, bytes, tag)
-    }
-
-    #[inline]
-    pub(crate) fn finish(&self, shard: &Shard, heap: &mut Heap, id: BlockId, tag: u32) -> u64 {
-        heap.blocks[id as usize].tag = tag;
-        shard.publish(heap);
-        if heap.entered.is_on() {
-            self.enter(heap, id);
-        }
-        let block = heap.block(id);
-        if self.history.is_on() {
-            self.history.alloc(
-                self.now_ms(),
-                block.addr,
-                block.requested,
-                shard.stream.handle,
-                tag,
-            );
-        }
-        block.addr
-    }
-
-    /// Enters a block into the ledger.
-    #[cold]
-    fn enter(&self, heap: &mut Heap, id: BlockId) {
-        let block = *heap.block(id);
-        let tag = if block.tag == 0 { String::new() } else { self.tag_name(block.tag) };
-        let entry = Entry {
-            space: Space::Device,
-            device: self.gpu.ordinal,
-            addr: block.addr,
-            bytes: block.requested,
-            usable_bytes: block.bytes,
-            stream: self.stream_at(block.user).handle,
-            tag: &tag,
-        };
-        heap.entered.enter(u64::from(id), &entry);
-    }
-
-    // ---- freeing ------------------------------------------------------------------------------
-
-    /// The heap of an address.
-    pub(crate) fn owner(&self, ptr: u64) -> Option<(&Shard, u32)> {
-        let (owner, region) = self.map.get(ptr);
-        if owner == 0 {
-            return None;
-        }
-        // SAFETY: the map holds addresses of heaps in `shards`, which live as long as the pool.
-        Some((unsafe { &*(owner as *const Shard) }, region))
-    }
-
-    #[inline]
-    pub(crate) fn free(&self, ptr: u64, stream: Option<Stream>) -> Result<(), FreeError> {
-        let Some((shard, region)) = self.owner(ptr) else {
-            return Err(self.bad_free(FreeError::NotOurs));
-        };
-        let mut heap = shard.heap();
-        let id = heap.at(region, ptr);
-        if id == 0 {
-            return Err(self.bad_free(FreeError::NotABlock));
-        }
-        let block = *heap.block(id);
-        if block.state != State::Active {
-            if planted(fault::DOUBLE_FREE) && block.state == State::Free {
-                heap.free_again(id);
-                return Ok(());
-            }
-            return Err(self.bad_free(FreeError::DoubleFree));
-        }
-        if self.history.is_on() {
-            self.history.free(self.now_ms(), ptr, block.requested, shard.stream.handle, block.tag);
-        }
-        heap.counts.frees += 1;
-        let look = heap.counts.frees.is_multiple_of(LOOK_EVERY);
-        heap.now_ms = self.now_ms();
-        if block.user == shard.stream.index && !block.shared && stream.is_none() {
-            heap.entered.leave(u64::from(id), shard.stream.handle, false);
-            heap.free(id, shard.stream.stamp());
-            shard.publish(&heap);
-        } else if let Some(needs) = self.defer(shard, &mut heap, id, stream) {
-            drop(heap);
-            self.close_all(&needs);
-            return Ok(());
-        }
-        if look {
-            drop(heap);
-            self.look_for_cold();
-        }
-        Ok(())
-    }
-
-    #[cold]
-    fn bad_free(&self, error: FreeError) -> FreeError {
-        self.counts.bad_frees.fetch_add(1, Relaxed);
-        error
-    }
-
-    /// Lets a block wait for its own stream, or the one that freed it, and for the others in use.
-    /// Returns the epochs to close, once that is worth an event.
-    fn defer(
-        &self,
-        shard: &Shard,
-        heap: &mut Heap,
-        id: BlockId,
-        stream: Option<Stream>,
-    ) -> Option<Vec<Need>> {
-        let user = match stream {
-            Some(stream) => self.stream(stream),
-            None => self.stream_at(heap.block(id).user),
-        };
-        let mut needs = heap.uses.remove(&id).unwrap_or_default();
-        for need in &mut needs {
-            if need.epoch == 0 {
-                need.epoch = self.stream_at(need.stream).stamp();
-            }
-        }
-        needs.push(Need { stream: user.index, epoch: user.stamp() });
-        if needs.iter().all(|need| need.stream == shard.stream.index) {
-            let stamp = needs.iter().map(|need| need.epoch).max().unwrap_or(0);
-            heap.entered.leave(u64::from(id), user.handle, false);
-            heap.free(id, stamp);
-            shard.publish_all(heap);
-            return None;
-        }
-        heap.unclosed_blocks += 1;
-        heap.unclosed_bytes += heap.block(id).bytes;
-        let enough = CLOSE_BYTES.max((heap.books.active + heap.books.pending) / 32);
-        let worth = heap.unclosed_blocks >= CLOSE_BLOCKS || heap.unclosed_bytes >= enough;
-        // The heap's own stream is past its own uses whenever it allocates.
-        let others = |need: &&Need| need.stream != shard.stream.index;
-        let to_close = (worth && !self.captures.any())
-            .then(|| needs.iter().filter(others).copied().collect::<Vec<_>>());
-        if worth {
-            (heap.unclosed_blocks, heap.unclosed_bytes) = (0, 0);
-        }
-        heap.counts.deferred += 1;
-        heap.entered.leave(u64::from(id), user.handle, true);
-        heap.defer(id, needs);
-        shard.publish_all(heap);
-        to_close
-    }
-
-    /// Records the events that some epochs need.
-    pub(crate) fn close_all(&self, needs: &[Need]) {
-        for need in needs {
-            // What could not be recorded now is covered by a later event.
-            let _ = self.stream_at(need.stream).close(&self.gpu, need.epoch);
-        }
-    }
-
-    fn record_use(&self, ptr: u64, stream: Stream, is_over: bool) -> Result<(), FreeError> {
-        let (shard, region) = self.owner(ptr).ok_or(FreeError::NotOurs)?;
-        let user = self.stream(stream);
-        let mut heap = shard.heap();
-        let id = heap.at(region, ptr);
-        if id == 0 {
-            return Err(FreeError::NotABlock);
-        }
-        let block = *heap.block(id);
-        if block.state != State::Active {
-            return Err(FreeError::DoubleFree);
-        }
-        if block.user == user.index || planted(fault::LOST_USE) {
-            return Ok(());
-        }
-        heap.blocks[id as usize].shared = true;
-        let epoch = if is_over { user.stamp() } else { 0 };
-        let uses = heap.uses.entry(id).or_default();
-        match uses.iter_mut().find(|need| need.stream == user.index) {
-            Some(need) => need.epoch = epoch,
-            None => uses.push(Need { stream: user.index, epoch }),
-        }
-        drop(heap);
-        if is_over {
-            // An event of its own: what the stream does next is not waited for.
-            let _ = user.close(&self.gpu, epoch);
-        }
-        Ok(())
     }
 }
 

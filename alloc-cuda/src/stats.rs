@@ -99,6 +99,8 @@ stats! {
     driver_memory_calls, "Of these, such that take, map or give back memory.";
 }
 
+/// Calls of the driver in a report.
+const REPORTED_CALLS: usize = 32;
 /// The calls that take, map or give back memory.
 const MEMORY_CALLS: &[Call] = &[
     Call::cuMemAlloc_v2,
@@ -185,7 +187,7 @@ impl Pool {
         self.inner.stats()
     }
 
-    /// The figures as text, a line each.
+    /// The figures as text, a line each, and the last calls of the driver.
     pub fn report(&self) -> String {
         let stats = self.stats();
         let mut text = format!(
@@ -198,6 +200,9 @@ impl Pool {
             let _ = writeln!(text, "{:<32} {}", row.name, row.get(&stats));
         }
         let _ = writeln!(text, "{:<32} {}", "idle_bytes", self.inner.idle_bytes());
+        for call in self.driver().recent_calls().iter().rev().take(REPORTED_CALLS).rev() {
+            let _ = writeln!(text, "call: {call}");
+        }
         text
     }
 

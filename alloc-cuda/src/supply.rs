@@ -4,12 +4,14 @@
 //! Invariant: memory goes to another stream only when it is complete or ordered before that stream's
 //! future work.
 
+use crate::builder::Reuse;
 use crate::driver::Error;
 use crate::fault::{self, planted};
 use crate::gpu::{Backing, lock};
 use crate::heap::{CHUNK, Growth, Heap, Kind, OVERSIZE, Run, Source};
 use crate::oom::AllocError;
-use crate::pool::{Inner, Reuse, Shard};
+use crate::pool::Inner;
+use crate::shard::Shard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,6 +23,11 @@ const SLACK_PARTS: u64 = 2048;
 pub(crate) const SLACK_FIRST: u64 = 16;
 const SLACK_MOST: u64 = 64;
 const SLACK_MOST_SEGMENTS: u64 = 240;
+/// A program that was rearranged so often since never settles: it gets a part more for so many
+/// rearrangements, up to so many parts.
+const SETTLING: u64 = 2048;
+const UNSETTLED: u64 = 16;
+const SLACK_UNSETTLED: u64 = 512;
 /// What the driver's pool takes from the device at least.
 const DRIVER_PIECE: u64 = 32 << 20;
 /// Room that a pool of any size may have: streams with little memory keep their own.
@@ -123,7 +130,14 @@ impl Inner {
     pub(crate) fn rearranged(&self, parts: u64) {
         let is_virtual = self.gpu.backing == Backing::Virtual;
         let most = if is_virtual { SLACK_MOST } else { SLACK_MOST_SEGMENTS };
-        let more = |now: u64| (now < most).then_some((now + parts).min(most));
+        let more = |now: u64| {
+            if now < most {
+                return Some((now + parts).min(most));
+            }
+            let count = self.rearrangements.fetch_add(1, Relaxed) + 1;
+            let never_settles = count > SETTLING && count.is_multiple_of(UNSETTLED);
+            (never_settles && now < SLACK_UNSETTLED).then_some(now + 1)
+        };
         // At its most it stays.
         let _ = self.slack_parts.fetch_update(Relaxed, Relaxed, more);
     }
@@ -567,6 +581,11 @@ impl Inner {
                 Box::new(move |stamp, _| stream.is_done(stamp))
             });
             if freed > 0 {
+                if self.gpu.backing == Backing::DriverPool && self.wait_ms.load(Relaxed) > 0 {
+                    // Its frees are over in the streams' order only.
+                    let _ = self.gpu.synchronize();
+                }
+                self.gpu.trim_pool();
                 // Segments cost more than chunks: fewer times are enough.
                 self.rearranged(16);
             }

@@ -88,6 +88,7 @@ pub(crate) fn load(outside: &impl Outside, report: impl FnMut(&[u8])) -> Outcome
     load_once(&REPORTED, outside, report)
 }
 
+/// `reported`: whether it was called before.
 fn load_once(
     reported: &AtomicBool,
     outside: &impl Outside,

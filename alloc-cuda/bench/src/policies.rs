@@ -12,6 +12,8 @@ pub(crate) trait Policy {
     fn alloc(&mut self, m: &Machine, bytes: u64, stream: Stream) -> u64;
     fn free(&mut self, m: &Machine, ptr: u64, stream: Stream);
     fn record_use(&mut self, m: &Machine, ptr: u64, stream: Stream);
+    /// Most know of no end but the free.
+    fn end_use(&mut self, _: &Machine, _: u64, _: Stream) {}
     /// Memory that it has from the driver, where it is not what the driver counts.
     fn reserved(&self, m: &Machine) -> u64 {
         m.sim.used_bytes(0)
@@ -44,6 +46,10 @@ impl Policy for Thermalloc {
 
     fn record_use(&mut self, m: &Machine, ptr: u64, stream: Stream) {
         ok(m.pool.record_use(ptr, stream));
+    }
+
+    fn end_use(&mut self, m: &Machine, ptr: u64, stream: Stream) {
+        ok(m.pool.end_use(ptr, stream));
     }
 }
 

@@ -78,6 +78,9 @@ impl Player<'_> {
                     policy.record_use(self.m, ptr, stream);
                     let _ = self.m.sim.launch(stream, &[Access::read(ptr, bytes)]);
                 }
+                Step::End { id, stream } => {
+                    policy.end_use(self.m, self.blocks[&id].0, self.streams[stream]);
+                }
                 Step::Kernel { stream } => {
                     let _ = self.m.sim.launch(self.streams[stream], &[]);
                 }
@@ -160,7 +163,11 @@ pub(crate) fn replay(
     let stats = m.pool.stats();
     let crossed = stats.cross_stream_reuses + stats.deferred_frees
         - (before.cross_stream_reuses + before.deferred_frees);
-    let launches = trace.round.iter().filter(|step| !matches!(step, Step::Free { .. })).count();
+    let launches = trace
+        .round
+        .iter()
+        .filter(|step| !matches!(step, Step::Free { .. } | Step::End { .. }))
+        .count();
     // The time of the trace's own kernels and events is not the allocator's.
     let own_ns = ROUNDS as u64
         * (launches as u64 * Latency::REALISTIC.launch_ns
@@ -240,14 +247,14 @@ pub(crate) fn vary(out: &mut impl Write, seeds: std::ops::Range<u64>) -> std::io
 }
 
 /// The table; `csv` is for the committed results.
-pub(crate) fn run(out: &mut impl Write, csv: bool) -> std::io::Result<()> {
+pub(crate) fn run(out: &mut impl Write, csv: bool, traces: Vec<Trace>) -> std::io::Result<()> {
     if csv {
         writeln!(
             out,
             "trace,policy,us_per_alloc,memory_calls_per_alloc,event_calls_per_alloc,event_calls_per_cross_stream_reuse,peak_reserved_mib,peak_needed_mib,reserved_over_needed,warm_up_ms"
         )?;
     }
-    for trace in traces::all() {
+    for trace in traces {
         if !csv {
             writeln!(out, "\n{}", trace.name)?;
             writeln!(

@@ -15,6 +15,8 @@ pub(crate) enum Step {
     Free { id: usize },
     /// Another stream reads block `id`, after its own.
     Use { id: usize, stream: usize },
+    /// That stream's last use of it has been submitted.
+    End { id: usize, stream: usize },
     /// A kernel on a stream.
     Kernel { stream: usize },
 }

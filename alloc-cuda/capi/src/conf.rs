@@ -2,6 +2,7 @@
 
 use crate::host;
 use std::ffi::c_int;
+use std::fs::File;
 use thermalloc_cuda_pool::{Backing, Pool, PoolBuilder, Reuse};
 
 /// What was chosen for the device pool itself; the rest is as the host library has it.
@@ -27,10 +28,10 @@ pub(crate) fn builder(device: c_int, conf: Option<&str>) -> Result<(PoolBuilder,
     }
     let mut chosen = Chosen::default();
     if let Ok(text) = std::env::var("THERMALLOC_CUDA_CONF") {
-        builder = apply(builder, &mut chosen, &text)?;
+        builder = apply(builder, &mut chosen, device, &text)?;
     }
     if let Some(text) = conf {
-        builder = apply(builder, &mut chosen, text)?;
+        builder = apply(builder, &mut chosen, device, text)?;
     }
     if !chosen.background {
         // Where the host library is, its background thread sets the pace.
@@ -39,7 +40,12 @@ pub(crate) fn builder(device: c_int, conf: Option<&str>) -> Result<(PoolBuilder,
     Ok((builder, chosen))
 }
 
-fn apply(mut builder: PoolBuilder, chosen: &mut Chosen, text: &str) -> Result<PoolBuilder, String> {
+fn apply(
+    mut builder: PoolBuilder,
+    chosen: &mut Chosen,
+    device: c_int,
+    text: &str,
+) -> Result<PoolBuilder, String> {
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
         let wrong =
             || format!("thermalloc: THERMALLOC_CUDA_CONF: {pair}: no such setting or value");
@@ -57,6 +63,7 @@ fn apply(mut builder: PoolBuilder, chosen: &mut Chosen, text: &str) -> Result<Po
             "decay_ms" => builder.decay_ms(Some(number()?)),
             "wait_ms" => builder.wait_ms(Some(number()?).filter(|&ms| ms > 0)),
             "pressure_percent" => builder.pressure_percent(number()?),
+            "record" => builder.record(record(value, device)?),
             "history" => builder.history(number()? as usize),
             "background" => builder.background(number()? != 0),
             "backing" => builder.backing(match value {
@@ -75,6 +82,13 @@ fn apply(mut builder: PoolBuilder, chosen: &mut Chosen, text: &str) -> Result<Po
         };
     }
     Ok(builder)
+}
+
+/// The file to record to: `%p` in its name is the process, `%d` the device.
+fn record(name: &str, device: c_int) -> Result<File, String> {
+    let path =
+        name.replace("%p", &std::process::id().to_string()).replace("%d", &device.to_string());
+    File::create(&path).map_err(|error| format!("thermalloc: record: {path}: {error}"))
 }
 
 /// A number, with a suffix K, M or G where it is of bytes.

@@ -90,6 +90,7 @@ fn run(folder: &Path, program: &Path, argument: Option<&Path>) {
     command.args(["-s", "KILL", "60"]).arg(program);
     command.args(argument).env("LD_LIBRARY_PATH", folder);
     command.env("THERMALLOC_CUDA_SIM", "vram=8g");
+    command.env("THERMALLOC_CUDA_CONF", format!("record:{}/record.%d", folder.display()));
     succeed(&mut command);
 }
 
@@ -160,6 +161,12 @@ fn pytorchs_callbacks_as_pytorch_calls_them() {
     succeed(Command::new("bash").arg(here().join("torch/build.sh")).arg(&folder));
     let program = compile(&folder, "c++", "torch_like.cpp");
     run(&folder, &program, None);
+    // What it asked for was recorded, as far as the pool was looked at.
+    let record = std::fs::read_to_string(folder.join("record.0")).expect("a record");
+    let mut lines = record.lines();
+    assert_eq!(lines.next(), Some("thermalloc-cuda-trace 1"));
+    let has = |kind: &str| record.lines().any(|line| line.starts_with(kind));
+    assert!(has("a 0 ") && has("f ") && has("u "), "{record}");
 }
 
 #[test]

@@ -8,7 +8,8 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-fn c_library_dlsym() -> Option<Dlsym> {
+/// The C library's `dlsym`; null where it is not found.
+pub(crate) fn c_library_dlsym() -> *mut c_void {
     let mut found = DLSYM.load(Ordering::Acquire);
     if found.is_null() {
         // It moved from libdl to libc in 2.34; the old version's name stays.
@@ -21,13 +22,14 @@ fn c_library_dlsym() -> Option<Dlsym> {
         }
         DLSYM.store(found, Ordering::Release);
     }
-    // SAFETY: null, or the C library's function of this name.
-    unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
+    found
 }
 
-/// The C library's `dlsym`.
+/// Calls the C library's `dlsym`.
 pub(crate) fn next_dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    match c_library_dlsym() {
+    // SAFETY: null, or the C library's function of this name.
+    let dlsym = unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(c_library_dlsym()) };
+    match dlsym {
         // SAFETY: the caller of `dlsym` keeps its conditions.
         Some(dlsym) => unsafe { dlsym(handle, name) },
         None => std::ptr::null_mut(),

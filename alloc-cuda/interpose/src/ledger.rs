@@ -1,5 +1,6 @@
 //! Who has how much of what.
 
+use crate::host;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::fmt::Write;
@@ -38,8 +39,8 @@ struct Sum {
 
 #[derive(Default)]
 struct Book {
-    /// By kind and address: bytes, number of the library.
-    live: HashMap<(usize, u64), (u64, usize)>,
+    /// By kind and address: bytes, number of the library, number in libthermalloc's ledger.
+    live: HashMap<(usize, u64), (u64, usize, u64)>,
     sums: [Sum; KINDS.len()],
     /// Files that called, and what each has of each kind.
     callers: Vec<(String, [Sum; KINDS.len()])>,
@@ -101,7 +102,9 @@ fn file_of(address: *mut c_void) -> Option<String> {
 /// Notes memory.
 pub(crate) fn add(kind: Kind, address: u64, bytes: usize, caller: *mut c_void) {
     let name = file_of(caller).unwrap_or_else(|| "unknown".to_owned());
-    let (kind, bytes) = (kind as usize, bytes as u64);
+    let bytes = bytes as u64;
+    let entered = host::enter(kind, address, bytes, &name);
+    let kind = kind as usize;
     let mut book = book();
     let at = book.callers.iter().position(|(other, _)| *other == name);
     let at = at.unwrap_or_else(|| {
@@ -110,19 +113,22 @@ pub(crate) fn add(kind: Kind, address: u64, bytes: usize, caller: *mut c_void) {
     });
     book.sums[kind].add(bytes);
     book.callers[at].1[kind].add(bytes);
-    book.live.insert((kind, address), (bytes, at));
+    book.live.insert((kind, address), (bytes, at, entered));
 }
 
 /// Notes that memory of one of these kinds is gone.
 pub(crate) fn remove(kinds: &[Kind], address: u64) {
-    let mut book = book();
-    for &kind in kinds {
-        if let Some((bytes, at)) = book.live.remove(&(kind as usize, address)) {
-            book.sums[kind as usize].remove(bytes);
-            book.callers[at].1[kind as usize].remove(bytes);
-            return;
-        }
-    }
+    let entered = {
+        let mut book = book();
+        let found = kinds
+            .iter()
+            .find_map(|&kind| Some((kind as usize, book.live.remove(&(kind as usize, address))?)));
+        let Some((kind, (bytes, at, entered))) = found else { return };
+        book.sums[kind].remove(bytes);
+        book.callers[at].1[kind].remove(bytes);
+        entered
+    };
+    host::leave(entered);
 }
 
 /// Bytes in use of a kind.

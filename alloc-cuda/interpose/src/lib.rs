@@ -9,6 +9,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "usize has 64 bits where CUDA is")]
 
 mod find;
+mod host;
 mod ledger;
 
 use find::real;
@@ -232,27 +233,79 @@ unsafe extern "C" fn cuGetProcAddress(
     code
 }
 
-/// `dlsym`: what a program looks up in the driver's library is ours where we have it. All else goes
-/// on to the C library, with the caller's meaning of `RTLD_NEXT` lost only for names of the driver.
+/// What `dlsym` does: returns `found`, or where `pass_on` is not null goes on there.
+#[repr(C)]
+struct Route {
+    found: *mut c_void,
+    pass_on: *mut c_void,
+}
+
+/// What a program looks up in the driver's library is ours where we have it.
+unsafe extern "C" fn route(handle: *mut c_void, name: *const c_char) -> Route {
+    let passed_on = Route { found: std::ptr::null_mut(), pass_on: find::c_library_dlsym() };
+    if name.is_null() {
+        return passed_on;
+    }
+    // SAFETY: the caller passes a C string.
+    let text = unsafe { CStr::from_ptr(name) }.to_bytes();
+    if !text.starts_with(b"cu") {
+        return passed_on;
+    }
+    let special = match text {
+        b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *mut c_void),
+        b"cuGetProcAddress" => Some(cuGetProcAddress as *mut c_void),
+        _ => ours(text),
+    };
+    let Some(ours) = special else { return passed_on };
+    // Only where the library that was asked has it.
+    let theirs = find::next_dlsym(handle, name);
+    let found = if theirs.is_null() { theirs } else { find::remember(text, theirs, ours) };
+    Route { found, pass_on: std::ptr::null_mut() }
+}
+
+/// `dlsym`. It jumps to the C library's, which then sees who called: `RTLD_NEXT` means the libraries
+/// after the caller's, another preloaded allocator's, say.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    if !name.is_null() {
-        // SAFETY: the caller passes a C string.
-        let text = unsafe { CStr::from_ptr(name) }.to_bytes();
-        if text.starts_with(b"cu") {
-            let special = match text {
-                b"cuGetProcAddress_v2" => Some(cuGetProcAddress_v2 as *mut c_void),
-                b"cuGetProcAddress" => Some(cuGetProcAddress as *mut c_void),
-                _ => ours(text),
-            };
-            if let Some(ours) = special {
-                // Only where the library that was asked has it.
-                let theirs = find::next_dlsym(handle, name);
-                return if theirs.is_null() { theirs } else { find::remember(text, theirs, ours) };
-            }
-        }
-    }
-    find::next_dlsym(handle, name)
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {route}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rdx, rdx",
+        "jnz 2f",
+        "ret",
+        "2:",
+        "jmp rdx",
+        route = sym route,
+    )
+}
+
+/// The same.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "mov x29, sp",
+        "stp x0, x1, [sp, #16]",
+        "bl {route}",
+        "mov x16, x1",
+        "cbnz x16, 2f",
+        "ldp x29, x30, [sp], #32",
+        "ret",
+        "2:",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "br x16",
+        route = sym route,
+    )
 }
 
 /// Writes the ledger as text; how many bytes there are, of which at most `room` were written.

@@ -13,13 +13,13 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Builds the library in a target folder of its own, since the outer cargo may hold the lock of its.
-fn library() -> PathBuf {
+/// Builds a library in a target folder of its own, since the outer cargo may hold the lock of its.
+fn library(package: &str, file: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libthermalloc_cuda_watch");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--package", "thermalloc-cuda-watch", "--target-dir"]).arg(&target);
+    cargo.args(["build", "--package", package, "--target-dir"]).arg(&target);
     succeed(cargo.arg("--manifest-path").arg(here().join("Cargo.toml")));
-    target.join("debug/libthermalloc_cuda_watch.so")
+    target.join("debug").join(file)
 }
 
 #[test]
@@ -40,15 +40,21 @@ fn every_way_to_memory_is_seen() {
     cc.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
     cc.arg(here().join("tests/watched.c")).arg(&runtime).arg(folder.join("libcuda.so.1"));
     succeed(cc.arg("-ldl"));
-    let run = |argument: Option<&str>, preload: Option<&Path>| {
+    let run = |argument: Option<&str>, preload: &[&Path]| {
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "60", "env"]);
-        if let Some(preload) = preload {
-            command.arg(format!("LD_PRELOAD={}", preload.display()));
+        let preload: Vec<_> = preload.iter().map(|path| path.display().to_string()).collect();
+        if !preload.is_empty() {
+            command.arg(format!("LD_PRELOAD={}", preload.join(":")));
         }
+        command.arg("THERMALLOC_CONF=prof:true");
         command.arg(&program).args(argument).env("LD_LIBRARY_PATH", &folder);
         succeed(&mut command);
     };
-    run(Some("unwatched"), None);
-    run(None, Some(&library()));
+    let watch = library("thermalloc-cuda-watch", "libthermalloc_cuda_watch.so");
+    let host = library("thermalloc-capi", "libthermalloc.so");
+    run(Some("unwatched"), &[]);
+    run(None, &[&watch]);
+    // The same in libthermalloc's ledger.
+    run(Some("entered"), &[&watch, &host]);
 }

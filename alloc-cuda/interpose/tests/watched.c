@@ -22,6 +22,36 @@ static char text[4096];
 static size_t (*report)(void *, size_t);
 static uint64_t (*bytes)(unsigned);
 
+/* Blocks in the ledger of libthermalloc, of which these are the fields that this needs. */
+struct host {
+	uint32_t size, version;
+	void *option_read, *option_write;
+	size_t (*stat_count)(void);
+	const char *(*stat_name)(size_t);
+	size_t (*stat_read)(size_t, size_t, uint64_t *);
+};
+
+static uint64_t entered(const struct host *host)
+{
+	uint64_t value = UINT64_MAX;
+	for (size_t i = 0; i < host->stat_count(); i++)
+		if (strcmp(host->stat_name(i), "prof_live_blocks") == 0)
+			host->stat_read(i, 1, &value);
+	return value;
+}
+
+static int is_entered(void)
+{
+	const struct host *host = dlsym(RTLD_DEFAULT, "thermalloc_host_v1");
+	void *device, *pinned;
+	MUST(host != NULL && cudaMalloc(&device, 32 << 20) == 0 && cudaFree(device) == 0);
+	uint64_t before = entered(host);
+	MUST(cudaMalloc(&device, 32 << 20) == 0 && entered(host) == before + 1);
+	MUST(cudaMallocHost(&pinned, 16 << 20) == 0 && entered(host) >= before + 2);
+	MUST(cudaFree(device) == 0 && cudaFreeHost(pinned) == 0 && entered(host) == before);
+	return 0;
+}
+
 enum { DEVICE, POOL, PHYSICAL, MANAGED, PINNED };
 
 int main(int argc, char **argv)
@@ -31,6 +61,8 @@ int main(int argc, char **argv)
 	if (argc > 1 && strcmp(argv[1], "unwatched") == 0)
 		return report == NULL && bytes == NULL ? 0 : 1;
 	MUST(report != NULL && bytes != NULL);
+	if (argc > 1 && strcmp(argv[1], "entered") == 0)
+		return is_entered();
 	void *runtime, *pooled, *pinned, *managed;
 	MUST(cudaMalloc(&runtime, 1000) == 0 && bytes(DEVICE) == 1000);
 	MUST(cudaMallocAsync(&pooled, 2000, NULL) == 0 && bytes(POOL) == 2000);
