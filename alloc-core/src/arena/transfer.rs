@@ -17,7 +17,7 @@ use crate::sync::{UnsafeCell, const_fn};
 pub(crate) const BATCH_MAX: usize = 64;
 /// Of such blocks a batch is so few bytes that the stacks cost more than the memory.
 const SMALL_BYTES: usize = 256;
-const BATCH_BYTES: usize = 64 << 10;
+const BATCH_BYTES: usize = 256 << 10;
 /// Of blocks that are extents of their own: a batch is taken as one run and cut.
 const EXTENT_BATCH_BYTES: usize = 1 << 20;
 /// What one class may keep here, bytes.
@@ -141,7 +141,7 @@ unsafe impl<const STACKS: usize, const NODES: usize> Send for Transfer<STACKS, N
 // the stacks.
 unsafe impl<const STACKS: usize, const NODES: usize> Sync for Transfer<STACKS, NODES> {}
 
-/// Blocks of `class` that travel together: at most 64 KiB (extents: 1 MiB) and [`BATCH_MAX`].
+/// Blocks of `class` that travel together: at most 256 KiB (extents: 1 MiB) and [`BATCH_MAX`].
 pub(crate) fn batch_len(class: SizeClass) -> usize {
     let bytes = if usize::from(class) > SLAB_CLASSES { EXTENT_BATCH_BYTES } else { BATCH_BYTES };
     let size = class_bytes(class).max(1);
