@@ -285,7 +285,9 @@ fn grow(array: &impl Array, backend: &impl Backend, class: SizeClass, at: At) ->
     let have = usize::from(end.saturating_sub(first));
     let left = usize::from(max) - have.min(usize::from(max));
     let size = class_bytes(class);
-    let batch = batch(class).min(left).min(budget() / size);
+    // A small cache has room for more classes than one.
+    let share = if is_extent(class) { usize::MAX } else { (budget() / size / 4).max(1) };
+    let batch = batch(class).min(left).min(share).min(budget() / size);
     let mut more = have.max(batch).min(left);
     if more == 0 || batch == 0 {
         return false;
