@@ -51,6 +51,8 @@ pub(crate) struct CpuCaches {
     /// Where the CPU index is in the rseq area.
     index_field: AtomicIsize,
     can_drain: AtomicU32,
+    /// See [`CpuCaches::quiet_start`]; one more than that, 0 before it was looked for.
+    start: AtomicUsize,
     owner: Owner,
 }
 
@@ -64,6 +66,7 @@ impl CpuCaches {
             budget: AtomicUsize::new(8 << 20),
             index_field: AtomicIsize::new(0),
             can_drain: AtomicU32::new(0),
+            start: AtomicUsize::new(0),
             owner: Owner::new(),
         }
     }
@@ -170,9 +173,15 @@ impl CpuCaches {
     /// a word has which malloc or free reads. A load from the place of a store that is still under way
     /// may be held up by it, although it is another page's: 2 to 12 ns for each call, seen on Zen 4.
     fn quiet_start(&self) -> usize {
+        // Once: where there is no memory for a region, every slow call asks for one.
+        if let Some(start) = self.start.load(Relaxed).checked_sub(1) {
+            return start;
+        }
         let words = self.words();
         let meets = |start: usize| words.clone().filter(|&word| is_header(word, start)).count();
-        (0..PAGE).step_by(LINE).min_by_key(|&start| meets(start)).unwrap_or(0)
+        let start = (0..PAGE).step_by(LINE).min_by_key(|&start| meets(start)).unwrap_or(0);
+        self.start.store(start + 1, Relaxed);
+        start
     }
 
     /// The addresses of what the fast paths read beside a region, as far as they are always the same.
