@@ -5,7 +5,7 @@
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicIsize, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 use super::entry::{EMPTY_BYTES, Owner, Place, State};
 use super::hot;
@@ -21,6 +21,9 @@ static LAYOUT: Layout = Layout::new(size_of::<Region>() / 8, slots(1024, 512, 2,
 /// Classes of extents have one in so many bytes of the budget, unless they come and go fast: what is
 /// cached of them breaks up the free runs of pages, which costs a training loop faults and a higher peak.
 const EXTENT_SHARE: usize = 4;
+
+/// How long nobody asks for a region once there was no memory for one, microseconds.
+const AGAIN_US: u64 = 10_000;
 
 /// Bytes of a line of the processor's cache.
 const LINE: usize = 64;
@@ -53,6 +56,8 @@ pub(crate) struct CpuCaches {
     can_drain: AtomicU32,
     /// See [`CpuCaches::quiet_start`]; one more than that, 0 before it was looked for.
     start: AtomicUsize,
+    /// When there was no memory for a region, microseconds; 0: never.
+    failed_us: AtomicU64,
     owner: Owner,
 }
 
@@ -67,6 +72,7 @@ impl CpuCaches {
             index_field: AtomicIsize::new(0),
             can_drain: AtomicU32::new(0),
             start: AtomicUsize::new(0),
+            failed_us: AtomicU64::new(0),
             owner: Owner::new(),
         }
     }
@@ -165,15 +171,33 @@ impl CpuCaches {
         if cpu >= self.count() {
             return None;
         }
-        let region = self.place(cpu).open(|| make_region(backend, self.quiet_start()))?;
+        let region = self.place(cpu).open(|| self.make_region(backend))?;
         Some(OnCpu { caches: self, cpu, region })
+    }
+
+    /// Null, or a new region without blocks and without room. Where there was no memory for one, nobody
+    /// asks again for [`AGAIN_US`]: every call that comes here would.
+    fn make_region(&self, backend: &impl Backend) -> *mut Region {
+        let failed_us = self.failed_us.load(Relaxed);
+        if failed_us != 0 && linux::now_us().wrapping_sub(failed_us) < AGAIN_US {
+            return null_mut();
+        }
+        let start = self.quiet_start();
+        let memory = backend.map(start + LAYOUT.bytes);
+        if memory.is_null() {
+            self.failed_us.store(linux::now_us().max(1), Relaxed);
+            return null_mut();
+        }
+        let region = memory.wrapping_add(start).cast::<Region>();
+        // SAFETY: zeroed memory of at least a region's size, aligned to a line, that nobody else has yet.
+        empty_headers(unsafe { &*region });
+        region
     }
 
     /// How far into its first page a region is to start: where no header has the place in a page that
     /// a word has which malloc or free reads. A load from the place of a store that is still under way
     /// may be held up by it, although it is another page's: 2 to 12 ns for each call, seen on Zen 4.
     fn quiet_start(&self) -> usize {
-        // Once: where there is no memory for a region, every slow call asks for one.
         if let Some(start) = self.start.load(Relaxed).checked_sub(1) {
             return start;
         }
@@ -354,18 +378,6 @@ fn is_header(word: usize, start: usize) -> bool {
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
 fn classes() -> impl Iterator<Item = SizeClass> {
     1..=CLASSES as SizeClass
-}
-
-/// Null, or a new region without blocks and without room, `start` bytes into a page.
-fn make_region(backend: &impl Backend, start: usize) -> *mut Region {
-    let memory = backend.map(start + LAYOUT.bytes);
-    if memory.is_null() {
-        return null_mut();
-    }
-    let region = memory.wrapping_add(start).cast::<Region>();
-    // SAFETY: zeroed memory of at least a region's size, aligned to a line, that nobody else has yet.
-    empty_headers(unsafe { &*region });
-    region
 }
 
 fn empty_headers(region: &Region) {
