@@ -680,7 +680,11 @@ mod tests {
         assert!(!block.is_null() && refill(&caches, &poor, cpu, 2).is_null());
         overflow(&caches, &poor, cpu, 2, block);
         assert_eq!(tokens.missing(), 0);
+        // Not at each call: asking costs a system call.
+        caches.failed_us.store(linux::now_us(), Relaxed);
+        assert!(caches.open(&tokens, cpu).is_none());
         // When there is memory again, there is a cache.
+        std::thread::sleep(Duration::from_micros(AGAIN_US));
         assert!(caches.open(&tokens, cpu).is_some());
     }
 
