@@ -114,11 +114,15 @@ mod tests {
 
     #[test]
     fn all_together_is_what_the_kernel_says() {
-        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
-        let line = rollup.lines().find(|line| line.starts_with("Rss:")).unwrap();
-        let kernel = kib(&line.as_bytes()[4..]).unwrap() << 10;
-        let ours = resident_bytes(|_, _| true);
-        assert!(ours.abs_diff(kernel) < (4 << 20), "{ours} and {kernel}");
+        let kernel = || {
+            let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+            let line = rollup.lines().find(|line| line.starts_with("Rss:")).unwrap();
+            kib(&line.as_bytes()[4..]).unwrap() << 10
+        };
+        // Other tests of this process allocate meanwhile.
+        let looks: std::vec::Vec<_> =
+            (0..50).map(|_| resident_bytes(|_, _| true).abs_diff(kernel())).collect();
+        assert!(looks.iter().any(|&apart| apart < 4 << 20), "{looks:?}");
         assert_eq!(resident_bytes(|_, _| false), 0);
     }
 
