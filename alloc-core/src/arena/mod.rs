@@ -20,7 +20,9 @@ use crate::extent::page_map::{LG_PAGE, PAGE, Spot};
 use crate::extent::tree::Tree;
 use crate::extent::{Extent, ExtentId, Extents, State};
 use crate::fatal::fatal;
-use crate::front::size_class::{HUGE_BYTES, HUGE_CLASS, SLAB_CLASSES, SizeClass, class_bytes};
+use crate::front::size_class::{
+    HUGE_BYTES, HUGE_CLASS, SLAB_CLASSES, SizeClass, class_bytes, is_extent,
+};
 use crate::os::{Errno, Os};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::sync::lock::{Guard, Mutex, RawLock};
@@ -176,7 +178,7 @@ impl<O: Os> Heap<O> {
     /// arena. Returns how many of `out` were filled; 0: out of memory.
     pub(crate) fn fetch(&self, cpu: usize, class: SizeClass, out: &mut [*mut u8]) -> usize {
         let _inside = self.passage.enter(cpu);
-        if usize::from(class) > SLAB_CLASSES {
+        if is_extent(class) {
             return self.take_extents(class, out);
         }
         match self.transfer().get(class, out) {
@@ -197,7 +199,7 @@ impl<O: Os> Heap<O> {
     pub(crate) fn pass_on(&self, cpu: usize, class: SizeClass, blocks: &[*mut u8]) {
         let _inside = self.passage.enter(cpu);
         // What has pages of its own is as warm among the free pieces, where any size can use it.
-        let in_slab = usize::from(class) <= SLAB_CLASSES;
+        let in_slab = !is_extent(class);
         if !in_slab || !self.transfer().put(class, blocks) {
             self.given.count_flush(usize::from(class));
             // SAFETY: whoever frees a block answers for it, and the caches hold none twice.
@@ -226,7 +228,7 @@ impl<O: Os> Heap<O> {
     /// Takes blocks of `class`, for the CPU `cpu`, until `out` (at most [`BATCH`]) is full. Returns
     /// how many; 0 means that memory is out.
     pub(crate) fn take(&self, cpu: u32, class: SizeClass, out: &mut [*mut u8]) -> usize {
-        if usize::from(class) > SLAB_CLASSES {
+        if is_extent(class) {
             return self.take_extents(class, out);
         }
         let index = cpu % self.arena_count();
@@ -374,7 +376,7 @@ impl<O: Os> Heap<O> {
     /// The blocks were taken and nobody uses them. What breaks that in a way that can be seen (a
     /// pointer into the middle of a block, a block that is free already) ends the process.
     pub(crate) unsafe fn give(&self, class: SizeClass, blocks: &[*mut u8]) {
-        if usize::from(class) > SLAB_CLASSES {
+        if is_extent(class) {
             self.give_extents(class, blocks);
             return;
         }

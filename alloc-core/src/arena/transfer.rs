@@ -4,7 +4,7 @@
 //! Invariants: a node is on one stack, or belongs to the one thread that popped it, and only that
 //! thread touches its batch; nodes are never freed, so that a late reader of `next` reads a node;
 //! every change of a stack's head counts its tag up, so that a late writer fails.
-use crate::front::size_class::{CLASSES, SLAB_CLASSES, SizeClass, class_bytes};
+use crate::front::size_class::{CLASSES, SizeClass, class_bytes, is_extent};
 #[cfg(any(test, loom))]
 use crate::sync::array;
 use crate::sync::atomic::{
@@ -143,7 +143,7 @@ unsafe impl<const STACKS: usize, const NODES: usize> Sync for Transfer<STACKS, N
 
 /// Blocks of `class` that travel together: at most 256 KiB (extents: 1 MiB) and [`BATCH_MAX`].
 pub(crate) fn batch_len(class: SizeClass) -> usize {
-    let bytes = if usize::from(class) > SLAB_CLASSES { EXTENT_BATCH_BYTES } else { BATCH_BYTES };
+    let bytes = if is_extent(class) { EXTENT_BATCH_BYTES } else { BATCH_BYTES };
     let size = class_bytes(class).max(1);
     (bytes / size).clamp(1, if size <= SMALL_BYTES { BATCH_MAX } else { BATCH_MAX / 2 })
 }

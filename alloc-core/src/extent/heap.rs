@@ -277,8 +277,9 @@ impl<O: Os> PageHeap<O> {
         Some(Taken { id, zero: clean == pages })
     }
 
-    /// Gives out blocks as [`Self::alloc`] does, for class `code`: all of `out`, or a half or a quarter
-    /// of it and so on, from one run of dirty pages if their alignment is a page and there is one, else one. Returns how many; 0: memory is out.
+    /// Gives out blocks as [`Self::alloc`] does, for class `code`: all of `out`, or
+    /// a half or a quarter of it and so on, from one run of dirty pages if their alignment is a page and
+    /// there is one, else one. Returns how many; 0: memory is out.
     #[allow(clippy::cast_possible_truncation, reason = "a batch; pages of at most 64 KiB")]
     pub(crate) fn alloc_some(
         &self,

@@ -8,15 +8,15 @@
 pub(crate) mod apart;
 mod cpu_cache;
 mod entry;
+pub mod fast;
 pub(crate) mod hot;
+mod registration;
 mod room;
 mod rseq;
 pub(crate) mod size_class;
 pub(crate) mod tcaches;
 mod thread_cache;
 mod tls;
-
-pub use self::rseq::fast;
 
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -209,10 +209,10 @@ fn server(tls: &Tls) -> Server<'_> {
     }
     if tls.mode.get() == Mode::Cpu {
         // After a vfork the thread has to be attached again, and for each call while it is apart.
-        if rseq::cpu().is_none() && !CPU_CACHES.attach_thread() {
+        if registration::cpu().is_none() && !CPU_CACHES.attach_thread() {
             return Server::Arena(arena);
         }
-        return rseq::cpu().map_or(Server::Arena(arena), Server::Cpu);
+        return registration::cpu().map_or(Server::Arena(arena), Server::Cpu);
     }
     if tls.busy.get() != 0 {
         return Server::Arena(arena);
@@ -443,7 +443,7 @@ pub(crate) fn thread_allocated() -> u64 {
 /// The arena that the calling thread's next request is for, reduced by whoever knows how many there are.
 #[allow(clippy::cast_possible_truncation, reason = "a kernel has fewer CPUs")]
 pub(crate) fn current_arena() -> u32 {
-    rseq::cpu().map_or_else(|| tls().arena.get(), |cpu| cpu as u32)
+    registration::cpu().map_or_else(|| tls().arena.get(), |cpu| cpu as u32)
 }
 
 /// Gives the blocks in the caches of idle CPUs and of dead threads, and the batches that nobody asked
@@ -638,15 +638,15 @@ mod tests {
     fn a_vfork_child_goes_past_the_caches() {
         std::thread::spawn(|| {
             let block = take(3, 48);
-            let kept = rseq::cpu();
+            let kept = registration::cpu();
             vfork_begin();
-            assert_eq!(rseq::cpu(), None);
+            assert_eq!(registration::cpu(), None);
             assert!(matches!(server(tls()), Server::Arena(_)));
             exercise();
             assert!(matches!(server(tls()), Server::Arena(_)));
             vfork_end();
             free_all(3, std::vec![block]);
-            assert_eq!(rseq::cpu().is_some(), kept.is_some());
+            assert_eq!(registration::cpu().is_some(), kept.is_some());
         })
         .join()
         .unwrap();
@@ -681,13 +681,13 @@ mod tests {
     fn without_rseq_there_are_thread_caches() {
         if std::env::var_os(CHILD).is_some() {
             exercise();
-            assert_eq!((tls().mode.get(), rseq::cpu()), (Mode::Thread, None));
+            assert_eq!((tls().mode.get(), registration::cpu()), (Mode::Thread, None));
             assert!(!tls().thread_cache.get().is_null());
             free_all(40, (0..20).map(|_| take(40, 2048)).collect());
             assert!(cached_blocks(40) > 0 && cache_room_bytes() <= 512 << 10);
             std::thread::scope(|s| (0..8).for_each(|_| drop(s.spawn(exercise))));
             // The C library keeps its hands off, so that we can see our own registration work.
-            assert_eq!(rseq::register_for_test(), 6);
+            assert_eq!(registration::register_for_test(), 6);
             return;
         }
         let program = std::env::current_exe().unwrap();

@@ -9,14 +9,13 @@
 //! null and pushes nothing, without a test of its own on the fast path.
 
 use core::arch::asm;
-use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, Ordering::Relaxed};
 
+use super::fast;
 use super::hot::{self, Hot};
 use super::size_class::SizeClass;
-use super::tls::{self, RseqArea, Tls};
+use super::tls;
 use crate::extent::page_map::{LG_PAGE, Reach};
-use crate::os::{linux, start};
 
 /// A CPU's array caches: a [`Header`] for each class code, then the slots. The layout of the slots
 /// is `room`'s; all positions are 8-byte words from the start of the region.
@@ -332,106 +331,6 @@ pub(crate) unsafe fn pop(table: *const Entry, class: usize) -> *mut u8 {
     block
 }
 
-/// Defines a function of the C ABI that allocates a block of as many bytes as its argument says: the
-/// event counter, the class of a size of slabs and [`pop`], and nothing else. Others do what it can't:
-/// `large`, larger sizes, which are not counted yet, and `slow`, all that [`pop`] gave null for.
-/// They take the same argument, `slow` the class as well, and it goes to them by a jump.
-#[cfg(target_arch = "x86_64")]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! fast_alloc {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($large:path, $slow:path) -> $block:ty) => {
-        $(#[$meta])*
-        #[unsafe(naked)]
-        $vis extern "C" fn $name(size: usize) -> $block {
-            core::arch::naked_asm!(
-                // Unwinders that interrupt it find its caller.
-                ".cfi_startproc",
-                "cmp rdi, {TINY_MAX}",
-                "ja 22f",
-                concat!("lea rax, [rip + ", $crate::__hot!(), " + {TINY}]"),
-                "movzx esi, byte ptr [rax + rdi]",
-                "21:",
-                concat!("mov rdx, qword ptr [rip + ", $crate::__tls!(), "@GOTTPOFF]"),
-                "sub qword ptr fs:[rdx], rdi",
-                "js {slow}",
-                concat!("mov rcx, qword ptr [rip + ", $crate::__hot!(), " + {TABLE}]"),
-                $crate::__prologue!("rax", "r8", "rdx", "rcx"),
-                "mov r9d, dword ptr [r8 + rsi*8]",
-                "mov rax, qword ptr [r8 + r9*8 - 8]",
-                "test rax, rax",
-                "jz {slow}",
-                "dec dword ptr [r8 + rsi*8]",
-                "5:",
-                "ret",
-                "22:",
-                "cmp rdi, {SLAB_MAX}",
-                "ja {large}",
-                "lea rsi, [rdi + 127]",
-                "shr rsi, 7",
-                concat!("lea rax, [rip + ", $crate::__hot!(), " + {MEDIUM}]"),
-                "movzx esi, byte ptr [rax + rsi]",
-                "jmp 21b",
-                ".cfi_endproc",
-                large = sym $large,
-                slow = sym $slow,
-                TINY_MAX = const $crate::embed::fast::TINY_MAX,
-                TINY = const $crate::embed::fast::TINY,
-                SLAB_MAX = const $crate::embed::fast::SLAB_MAX,
-                MEDIUM = const $crate::embed::fast::MEDIUM,
-                TABLE = const $crate::embed::fast::TABLE,
-                AREA = const $crate::embed::fast::AREA,
-                INDEX = const $crate::embed::fast::INDEX,
-                CS = const $crate::embed::fast::CS,
-                NO_CPU = const $crate::embed::fast::NO_CPU,
-            )
-        }
-    };
-}
-
-/// As above, by the compiler.
-#[cfg(target_arch = "aarch64")]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! fast_alloc {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident($large:path, $slow:path) -> $block:ty) => {
-        $(#[$meta])*
-        $vis extern "C" fn $name(size: usize) -> $block {
-            if size > $crate::embed::fast::SLAB_MAX {
-                return $large(size);
-            }
-            let class = $crate::api::small_class(size);
-            let p = $crate::api::alloc_of_class(class, size);
-            if p.is_null() { $slow(size, class) } else { p.cast() }
-        }
-    };
-}
-
-/// Where the words are that a section reads: in the hot block, in the thread's block.
-pub mod fast {
-    use core::mem::offset_of;
-
-    use super::super::hot::Hot;
-    use super::super::tls::Tls;
-    use super::RseqArea;
-
-    pub use super::super::size_class::{SLAB_MAX, TINY_MAX};
-    /// Hot: the class of each size up to [`TINY_MAX`].
-    pub const TINY: usize = offset_of!(Hot, tiny);
-    /// Hot: the class of each size from there to [`SLAB_MAX`], by steps of 128 bytes.
-    pub const MEDIUM: usize = offset_of!(Hot, medium);
-    /// Hot: the table of regions.
-    pub const TABLE: usize = offset_of!(Hot, table);
-    /// Thread: the distance from its own rseq area to the one in use.
-    pub const AREA: usize = offset_of!(Tls, rseq_area);
-    /// Thread: the distance from [`NO_CPU`] to its CPU index.
-    pub const INDEX: usize = offset_of!(Tls, cpu_index);
-    /// Thread: the descriptor of its own rseq area.
-    pub const CS: usize = offset_of!(Tls, own) + RseqArea::RSEQ_CS.unsigned_abs();
-    /// Thread: a CPU index that has no region.
-    pub const NO_CPU: usize = Tls::NO_CPU;
-}
-
 /// Pushes a block on the current CPU's region, under the class-map code of its page; false where that
 /// has no room for it, as for every code that is no class, or where the address is not in the
 /// window. What [`push`] does, with all that comes before it.
@@ -473,9 +372,9 @@ pub(crate) unsafe fn push_block(block: *mut u8) -> bool {
             INDEX = const fast::INDEX,
             CS = const fast::CS,
             NO_CPU = const fast::NO_CPU,
-            BASE = const offset_of!(Hot, reach) + offset_of!(Reach, base),
-            LIMIT = const offset_of!(Hot, reach) + offset_of!(Reach, limit_bytes),
-            CODES = const offset_of!(Hot, reach) + offset_of!(Reach, codes),
+            BASE = const core::mem::offset_of!(Hot, reach) + core::mem::offset_of!(Reach, base),
+            LIMIT = const core::mem::offset_of!(Hot, reach) + core::mem::offset_of!(Reach, limit_bytes),
+            CODES = const core::mem::offset_of!(Hot, reach) + core::mem::offset_of!(Reach, codes),
             TABLE = const fast::TABLE,
             LG_PAGE = const LG_PAGE,
             options(nostack)
@@ -800,201 +699,4 @@ pub(crate) unsafe fn push_batch(
         );
     }
     pushed
-}
-
-/// The calling thread's CPU index now; `None` where it has no use of a CPU cache.
-pub(crate) fn cpu() -> Option<usize> {
-    let tls = tls::tls();
-    let field = core::ptr::from_ref(tls)
-        .cast::<u8>()
-        .wrapping_add(Tls::NO_CPU)
-        .wrapping_offset(tls.cpu_index.get());
-    // SAFETY: `cpu_index` leads to `no_cpu` or to a field of the thread's rseq area.
-    let index = unsafe { field.cast::<i32>().read_volatile() };
-    usize::try_from(index).ok()
-}
-
-/// Lets the calling thread use the CPU caches: true if it is registered with the kernel, by its C
-/// library or, where that knows nothing of rseq, by us. `index_field` is where in the rseq area the
-/// CPU index is.
-pub(crate) fn attach(index_field: isize) -> bool {
-    let tls = tls::tls();
-    let area = match c_library() {
-        CLibrary::Registers(offset) => tls::thread_pointer().wrapping_offset(offset),
-        CLibrary::Refuses => return false,
-        CLibrary::Ignorant => {
-            register_own(tls);
-            tls.own.0.get().cast()
-        }
-    };
-    attach_area(tls, area, index_field)
-}
-
-fn attach_area(tls: &Tls, area: *mut u8, index_field: isize) -> bool {
-    // SAFETY: a thread's rseq area is readable as long as it runs.
-    let cpu_id = unsafe { area.wrapping_offset(RseqArea::CPU_ID).cast::<i32>().read_volatile() };
-    if cpu_id < 0 {
-        return false;
-    }
-    let distance = area.addr().cast_signed() - core::ptr::from_ref(tls).addr().cast_signed();
-    tls.rseq_area.set(distance - offset_of!(Tls, own).cast_signed());
-    // A signal handler may come in between: the area has to be right before the index is.
-    core::sync::atomic::compiler_fence(core::sync::atomic::Ordering::SeqCst);
-    tls.cpu_index.set(distance + index_field - Tls::NO_CPU.cast_signed());
-    true
-}
-
-/// The address of the rseq area that is in use for the calling thread.
-pub(crate) fn area() -> usize {
-    let tls = tls::tls();
-    tls.own.0.get().addr().wrapping_add_signed(tls.rseq_area.get())
-}
-
-enum CLibrary {
-    /// It registers every thread, with the area at this offset from the thread pointer.
-    Registers(isize),
-    /// It could, but was told not to, or the kernel or a sandbox said no.
-    Refuses,
-    /// It has no idea of rseq.
-    Ignorant,
-}
-
-fn c_library() -> CLibrary {
-    let (size, offset): (*const u32, *const isize);
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads the global offset table, where a missing weak symbol is null.
-    unsafe {
-        asm!(
-            ".weak __rseq_size",
-            ".weak __rseq_offset",
-            "mov {size}, qword ptr [rip + __rseq_size@GOTPCREL]",
-            "mov {offset}, qword ptr [rip + __rseq_offset@GOTPCREL]",
-            size = out(reg) size,
-            offset = out(reg) offset,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            ".weak __rseq_size",
-            ".weak __rseq_offset",
-            "adrp {size}, :got:__rseq_size",
-            "ldr {size}, [{size}, :got_lo12:__rseq_size]",
-            "adrp {offset}, :got:__rseq_offset",
-            "ldr {offset}, [{offset}, :got_lo12:__rseq_offset]",
-            size = out(reg) size,
-            offset = out(reg) offset,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    if size.is_null() || offset.is_null() {
-        return CLibrary::Ignorant;
-    }
-    // SAFETY: glibc (2.35 or newer) has a word there, set before any thread runs our code.
-    match unsafe { size.read_volatile() } {
-        0 => CLibrary::Refuses,
-        // SAFETY: as above.
-        _ => CLibrary::Registers(unsafe { offset.read_volatile() }),
-    }
-}
-
-/// Bytes of the area that every kernel with rseq accepts.
-const AREA_BYTES: usize = 32;
-#[cfg(target_arch = "x86_64")]
-const SIGNATURE: u32 = 0x5305_3053;
-#[cfg(target_arch = "aarch64")]
-const SIGNATURE: u32 = 0xd428_bc00;
-
-/// Registers the area in the thread's block, which then gets a valid `cpu_id`. Only with an old
-/// glibc: it frees no thread's memory before the kernel is done with it, while musl unmaps that of
-/// a detached thread on the way out.
-fn register_own(tls: &Tls) {
-    if is_glibc() {
-        register(tls);
-    }
-}
-
-fn register(tls: &Tls) {
-    // SAFETY: the area is 32 bytes, aligned, and lives as long as the thread. The kernel refuses
-    // a second registration.
-    let _ = unsafe { linux::rseq_register(tls.own.0.get().cast(), AREA_BYTES, SIGNATURE) };
-}
-
-fn is_glibc() -> bool {
-    let f: usize;
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads the global offset table, where a missing weak symbol is null.
-    unsafe {
-        asm!(
-            ".weak gnu_get_libc_version",
-            "mov {f}, qword ptr [rip + gnu_get_libc_version@GOTPCREL]",
-            f = out(reg) f,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    #[cfg(target_arch = "aarch64")]
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            ".weak gnu_get_libc_version",
-            "adrp {f}, :got:gnu_get_libc_version",
-            "ldr {f}, [{f}, :got_lo12:gnu_get_libc_version]",
-            f = out(reg) f,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    f != 0
-}
-
-/// Where in the rseq area the CPU index is: the dense `mm_cid` where the kernel has it and one
-/// number says enough, else `cpu_id`.
-pub(crate) fn index_field(many_nodes: bool) -> isize {
-    let ends = RseqArea::MM_CID.unsigned_abs() + 4;
-    if start::facts().rseq_feature_size >= ends && !many_nodes {
-        RseqArea::MM_CID
-    } else {
-        RseqArea::CPU_ID
-    }
-}
-
-/// Asks the kernel for [`fence`]; false where it has none.
-pub(crate) fn register_fence() -> bool {
-    linux::rseq_fence_register().is_ok()
-}
-
-/// After this no section that was running on `cpu` (`None`: on any) when it was called will commit.
-pub(crate) fn fence(cpu: Option<usize>) -> bool {
-    // A forked child may have to register again.
-    linux::rseq_fence(cpu).is_ok() || (register_fence() && linux::rseq_fence(cpu).is_ok())
-}
-
-/// Registers the calling thread as with an old glibc, and pops from a region of one CPU index
-/// that has a block; how many of the checks went well. For a process whose C library has no rseq.
-#[cfg(test)]
-pub(crate) fn register_for_test() -> usize {
-    let tls = tls::tls();
-    let unknown = !attach_area(tls, tls.own.0.get().cast(), RseqArea::CPU_ID);
-    register(tls);
-    let mut good = usize::from(unknown);
-    for field in [RseqArea::CPU_ID, RseqArea::MM_CID] {
-        good += usize::from(attach_area(tls, tls.own.0.get().cast(), field) && cpu().is_some());
-    }
-    good += usize::from(tls.rseq_area.get() == 0);
-    // A second registration changes nothing.
-    register(tls);
-    good += usize::from(attach_area(tls, tls.own.0.get().cast(), RseqArea::CPU_ID));
-    // SAFETY: zero is a valid region; it is never freed.
-    let region: &'static Region =
-        std::boxed::Box::leak(std::boxed::Box::new(unsafe { core::mem::zeroed() }));
-    let table: std::vec::Vec<Entry> =
-        (0..8192).map(|_| Entry::new(core::ptr::from_ref(region).cast_mut())).collect();
-    region.set_header(200, Header { cur: 64, end: 65 });
-    let block = core::ptr::without_provenance_mut(16);
-    // SAFETY: the table has an entry for every CPU; word 64 of the region is unused.
-    let pushed = unsafe { push_code(table.as_ptr(), 200, block) }
-        && !unsafe { push_code(table.as_ptr(), 200, block) };
-    // SAFETY: as above.
-    good + usize::from(pushed && unsafe { pop(table.as_ptr(), 200) } == block)
 }
