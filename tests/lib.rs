@@ -187,3 +187,14 @@ pub fn skipped(why: &str) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     let _ = writeln!(std::io::stderr(), "skipped: {name}: {why}");
 }
+
+/// The tool at `path`, untouched by what the environment says of allocators, and killed after two minutes.
+#[must_use]
+pub fn tool(path: &str) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "120", path]);
+    for variable in ["LD_PRELOAD", "THERMALLOC_CONF", "THERMALLOC_LIB"] {
+        command.env_remove(variable);
+    }
+    command
+}

@@ -20,12 +20,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 fn tool() -> Command {
-    let mut command = Command::new("timeout");
-    command.args(["-s", "KILL", "120", env!("CARGO_BIN_EXE_thermalloc")]);
-    for variable in ["LD_PRELOAD", "THERMALLOC_CONF", "THERMALLOC_LIB"] {
-        command.env_remove(variable);
-    }
-    command
+    thermalloc_tests::tool(env!("CARGO_BIN_EXE_thermalloc"))
 }
 
 fn profiled(folder: &Path) -> Command {

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::analysis::{Analysis, At};
+use super::analysis::At;
 use super::{chrome, flame, heap_v2, pprof, torch, write};
 use crate::failure::Failure;
 
@@ -41,17 +41,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "WHEN", default_value = "peak")]
     at: At,
 
-    /// Rules for components, before the built-in ones
-    #[arg(long, value_name = "PATH")]
-    classes: Option<PathBuf>,
-
-    /// Look up files and lines too, which may take long
-    #[arg(long)]
-    lines: bool,
+    #[command(flatten)]
+    reading: super::Reading,
 }
 
 pub(crate) fn convert(options: &Options) -> Result<(), Failure> {
-    let a = Analysis::read(&options.file, options.classes.as_deref(), options.lines)?;
+    let a = options.reading.read(&options.file)?;
     let instant = a.at(options.at)?;
     let bytes = match options.to {
         Format::Pprof => pprof::write(&a, &instant),

@@ -110,6 +110,17 @@ pub(crate) struct Common {
     #[arg(long, value_name = "WHEN", default_value = "peak")]
     at: At,
 
+    #[command(flatten)]
+    reading: Reading,
+
+    /// Rows of each table
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    top: usize,
+}
+
+/// How a profile is read.
+#[derive(Debug, clap::Args)]
+struct Reading {
     /// Rules for components, before the built-in ones
     #[arg(long, value_name = "PATH")]
     classes: Option<PathBuf>,
@@ -117,10 +128,12 @@ pub(crate) struct Common {
     /// Look up files and lines too, which may take long
     #[arg(long)]
     lines: bool,
+}
 
-    /// Rows of each table
-    #[arg(long, value_name = "N", default_value_t = 20)]
-    top: usize,
+impl Reading {
+    fn read(&self, path: &Path) -> Result<Analysis, Failure> {
+        Analysis::read(path, self.classes.as_deref(), self.lines)
+    }
 }
 
 impl Common {
@@ -130,7 +143,7 @@ impl Common {
     }
 
     fn read(&self, path: &Path) -> Result<Analysis, Failure> {
-        Analysis::read(path, self.classes.as_deref(), self.lines)
+        self.reading.read(path)
     }
 
     fn analysis(&self) -> Result<Analysis, Failure> {

@@ -1,19 +1,12 @@
 /* A C program on the device pool. Says what failed and returns 1. */
 #include "thermalloc/cuda.h"
 
+#include "must.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define MUST(what)                                                                                  \
-	do {                                                                                        \
-		if (!(what)) {                                                                      \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what,                       \
-			        thermalloc_cuda_last_error());                                      \
-			return 1;                                                                   \
-		}                                                                                   \
-	} while (0)
 
 static uint64_t stat(int device, const char *name)
 {

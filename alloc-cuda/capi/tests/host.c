@@ -3,20 +3,13 @@
 #include "thermalloc/cuda.h"
 #include "thermalloc/thermalloc.h"
 
+#include "must.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define MUST(what)                                                                                  \
-	do {                                                                                        \
-		if (!(what)) {                                                                      \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what,                       \
-			        thermalloc_cuda_last_error());                                      \
-			return 1;                                                                   \
-		}                                                                                   \
-	} while (0)
 
 enum { BYTES = 64 << 20 };
 
