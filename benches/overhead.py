@@ -4,7 +4,12 @@
   overhead.py --lib libthermalloc.so loop redis                   20 pairs of each
   overhead.py --lib libthermalloc.so tf_transformer-fn yolo-ort   workloads of --workloads-dir
   overhead.py --lib libthermalloc.so -- python3 program.py        any command, by its CPU time
+  overhead.py ... --within                                        turns of one process, by prof.active
   overhead.py ... --null                                          off against off: what the machine itself does
+
+Two runs of a program differ by more than the profiler costs: where its pages lie, what the machine does meanwhile. So
+with --within a pair is two phases of one process, one after the other, with records switched off and on; what is left
+out is only what prof:true costs where nothing is recorded (tests/fast_path.golden: not one instruction).
 
 The interval is that of the sign test (order statistics of the ratios, no assumption on how they are spread),
 and a bootstrap's beside it. --samples explains the result from below: samples a second at the default
@@ -17,6 +22,7 @@ import math
 import os
 import pathlib
 import random
+import signal
 import statistics
 import struct
 import subprocess
@@ -37,10 +43,12 @@ LOOP = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-/* Nothing but malloc and free: 16 to 2063 bytes, 512 blocks at a time. */
-int main(int argc, char **argv) {
-  static void *ring[512];
-  unsigned long n = strtoul(argv[argc - 1], 0, 10), state = 1;
+/* Nothing but malloc and free: 16 to 2063 bytes, 512 blocks at a time. With a second argument so many pairs of
+   phases, off and on by turns, and what each took. */
+int mallctl(const char *, void *, size_t *, void *, size_t) __attribute__((weak));
+static void *ring[512];
+static double run(unsigned long n) {
+  static unsigned long state = 1;
   struct timespec t;
   for (unsigned long i = 0; i < n; i++) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -49,8 +57,31 @@ int main(int argc, char **argv) {
     *slot = malloc(16 + (state >> 33) % 2048 * ((state >> 50 & 7) == 0) + (state >> 40) % 128);
   }
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  printf("%.6f\n", t.tv_sec + t.tv_nsec * 1e-9);
+  return t.tv_sec + t.tv_nsec * 1e-9;
 }
+int main(int argc, char **argv) {
+  unsigned long n = strtoul(argv[1], 0, 10), pairs = argc > 2 ? strtoul(argv[2], 0, 10) : 0;
+  double before = run(n);
+  for (unsigned long i = 0; i < 2 * pairs; i++) {
+    _Bool on = i & 1 ^ i >> 1 & 1;
+    if (!mallctl || mallctl("prof.active", 0, 0, &on, sizeof on)) return 1;
+    double now = run(n);
+    printf("%d %.6f\n", on, now - before);
+    before = now;
+  }
+}
+"""
+
+# Another program's records are switched by a signal.
+SWITCH = r"""
+#include <signal.h>
+#include <stddef.h>
+int mallctl(const char *, void *, size_t *, void *, size_t);
+static void set(int signal) {
+  _Bool on = signal == SIGUSR2;
+  mallctl("prof.active", 0, 0, &on, sizeof on);
+}
+__attribute__((constructor)) static void begin(void) { signal(SIGUSR1, set), signal(SIGUSR2, set); }
 """
 
 
@@ -103,6 +134,12 @@ class Loop(Command):
         super().__init__(a, [str(exe), str(round(500e6 * a.scale))])
         self.name = "loop"
 
+    def within(self, a, env):
+        run = subprocess.run([*self.argv[:1], str(round(50e6 * a.scale)), str(a.pairs)], env=env, stdout=subprocess.PIPE, text=True,
+                             timeout=self.timeout * 10, check=True)
+        phases = [(int(on), float(cost)) for on, cost in map(str.split, run.stdout.splitlines())]
+        return [[dict(two)[0], dict(two)[1]] for two in zip(phases[::2], phases[1::2])]
+
 
 class Redis:
     """redis-server under its benchmark; its cost is the server's CPU time for a fixed number of requests."""
@@ -115,20 +152,50 @@ class Redis:
 
     def cost(self, env):
         with tempfile.TemporaryDirectory() as tmp:
-            server = subprocess.Popen(["redis-server", "--port", str(self.port), "--save", "", "--appendonly", "no", "--dir", tmp],
-                                      env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            server = self.start(env, tmp)
             try:
-                for _ in range(200):
-                    if self.client("redis-cli", "ping").stdout.strip() == b"PONG":
-                        break
-                    time.sleep(0.02)
-                run = self.client("redis-benchmark", "-q", "-n", str(self.requests), "-r", "100000", "-d", "200", "-c", "20", "-P", "8",
-                                  "-t", "set,get,lpush,lpop,sadd,hset")
-                if run.returncode:
-                    raise Failed(f"redis-benchmark: exit {run.returncode}")
+                self.work(self.requests)
             finally:
                 self.client("redis-cli", "shutdown", "nosave")
             return finished(server, "redis-server", self.timeout)
+
+    def within(self, a, env):
+        source, library = a.scratch / "switch.c", a.scratch / "switch.so"
+        source.write_text(SWITCH)
+        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        rows = []
+        with tempfile.TemporaryDirectory() as tmp:
+            server = self.start({**env, "LD_PRELOAD": f"{env['LD_PRELOAD']}:{library}"}, tmp)
+            try:
+                self.work(self.requests)
+                for pair in range(a.pairs):
+                    found = {}
+                    for on in (False, True) if pair % 2 else (True, False):
+                        server.send_signal(signal.SIGUSR2 if on else signal.SIGUSR1)
+                        before = cpu_ns(server.pid)
+                        self.work(self.requests // 2)
+                        found[on] = (cpu_ns(server.pid) - before) / 1e9
+                    rows.append([found[False], found[True]])
+            finally:
+                self.client("redis-cli", "shutdown", "nosave")
+            finished(server, "redis-server", self.timeout)
+        return rows
+
+    def start(self, env, tmp):
+        server = subprocess.Popen(["redis-server", "--port", str(self.port), "--save", "", "--appendonly", "no", "--dir", tmp],
+                                  env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(200):
+            if self.client("redis-cli", "ping").stdout.strip() == b"PONG":
+                return server
+            time.sleep(0.02)
+        server.kill()
+        raise Failed("redis-server: no answer")
+
+    def work(self, requests):
+        run = self.client("redis-benchmark", "-q", "-n", str(requests), "-r", "100000", "-d", "200", "-c", "20", "-P", "8",
+                          "-t", "set,get,lpush,lpop,sadd,hset")
+        if run.returncode:
+            raise Failed(f"redis-benchmark: exit {run.returncode}")
 
     def client(self, program, *arguments):
         return subprocess.run([program, "-p", str(self.port), *arguments], env=clean_env(), stdin=subprocess.DEVNULL,
@@ -156,6 +223,25 @@ class Workload:
             raise Failed(f"{self.name}: exit {run.returncode}: {run.stderr[-300:]}")
         said = json.loads(lines[-1])
         return 1 / said["steps_per_s"] if self.wall else (said["user"] + said["sys"]) / said["steps"]
+
+    def within(self, a, env):
+        python, *program = self.argv
+        with tempfile.TemporaryDirectory() as tmp:
+            run = subprocess.run([python, str(HERE / "alternate.py"), str(a.pairs), *program], env={**env, "TMPDIR": tmp},
+                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=self.timeout * 10, text=True)
+        lines = [line for line in run.stdout.splitlines() if line.startswith("[[")]
+        if run.returncode or not lines:
+            raise Failed(f"{self.name}: exit {run.returncode}: {run.stderr[-300:]}")
+        return [row[2:] if self.wall else row[:2] for row in json.loads(lines[-1])]
+
+
+def cpu_ns(pid):
+    """CPU time of a process's threads so far."""
+    total = 0
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/schedstat") as f:
+            total += int(f.read().split()[0])
+    return total
 
 
 def sign_interval(ratios, level=0.95):
@@ -193,6 +279,21 @@ def pairs(a, workload, off, on, rows):
         ratios.append(cost["on"] / cost["off"])
         rows.append(dict(workload=workload.name, pair=pair, first=order[0][0], off=cost["off"], on=cost["on"]))
         print(f"{workload.name}: pair {pair}: {cost['off']:.4f} off, {cost['on']:.4f} on, {percent(ratios[-1])}", file=sys.stderr, flush=True)
+    return ratios
+
+
+def turns(a, workload, env, rows):
+    """Ratios of on to off, each of two phases of a process, from as many processes as asked for."""
+    ratios = []
+    for process in range(a.processes):
+        try:
+            found = workload.within(a, env)
+        except (Failed, subprocess.SubprocessError) as why:
+            print(f"{workload.name}: process {process} is left out: {why}", file=sys.stderr)
+            continue
+        ratios += [on / off for off, on in found]
+        rows += [dict(workload=workload.name, process=process, pair=pair, off=off, on=on) for pair, (off, on) in enumerate(found)]
+        print(f"{workload.name}: process {process}: {percent(statistics.median(ratios[-len(found):]))}", file=sys.stderr, flush=True)
     return ratios
 
 
@@ -261,6 +362,8 @@ def main():
     p.add_argument("--pairs", type=int, default=20)
     p.add_argument("--on", default=ON, help="options of the run that is compared (default: %(default)s)")
     p.add_argument("--off", default="", help="options of the run that it is compared with")
+    p.add_argument("--within", action="store_true", help="pairs are turns of one process")
+    p.add_argument("--processes", type=int, default=3, help="--within: so many processes (default: %(default)s)")
     p.add_argument("--null", action="store_true", help="compare off with off")
     p.add_argument("--samples", action="store_true", help="count samples and measure one, in place of pairs")
     p.add_argument("--sample-ns", type=float, default=1700, help="frameworks: what a sample costs (default: %(default)s, redis's)")
@@ -274,6 +377,8 @@ def main():
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     a = p.parse_args(sys.argv[1:split])
     command = sys.argv[split + 1:]
+    if a.within and command:
+        p.error("--within: a command can't be switched")
     a.lib, a.workloads_dir = os.path.abspath(a.lib), a.workloads_dir.resolve()
     off = environment(a.lib, a.off)
     on = dict(off) if a.null else environment(a.lib, a.on)
@@ -286,6 +391,9 @@ def main():
         if not chosen:
             p.error("no workload")
         for workload in chosen:
+            if a.within:
+                tell(workload, turns(a, workload, on, rows))
+                continue
             if not a.samples:
                 tell(workload, pairs(a, workload, off, on, rows))
                 continue
