@@ -217,6 +217,42 @@ fn exact_mode_agrees_with_the_statistics_to_the_byte() {
     assert!(of(extent_state::SAMPLED) > 300);
 }
 
+#[test]
+fn exact_mode_has_room_for_large_programs() {
+    let (stacks, each) = (200_000, 5);
+    let arguments = [Path::new("200000"), Path::new("5")];
+    let (_, p) = profile(&program("prof/many.c", &["-O1"]), EXACT, &arguments);
+    assert_eq!((p.stats["prof_missed"], p.lost, p.whole), (0, (0, 0, 0), 1));
+    let usable: u64 = p.live.iter().map(|b| b.usable).sum();
+    assert_eq!(usable, p.stats["allocated_bytes"], "every live block is known");
+    assert_eq!(p.sum(1), p.live.iter().map(|b| b.size).sum::<u64>());
+    assert_eq!([p.sum(0), p.stats["prof_live_blocks"]], [p.live.len() as u64; 2]);
+    let mut by_site: HashMap<u32, u64> = HashMap::new();
+    p.live.iter().for_each(|b| *by_site.entry(b.site).or_default() += 1);
+    let full = by_site.values().filter(|&&blocks| blocks == each).count();
+    assert_eq!(full, stacks, "each stack has its own site");
+    // What was freed at once counts as well.
+    assert!(p.sum(2) - p.sum(0) >= stacks as u64 * each, "{} of {}", p.sum(0), p.sum(2));
+}
+
+#[test]
+fn an_exact_log_of_threads_loses_nothing_while_dumps_are_written() {
+    let log = scratch("many.thlog");
+    let _ = std::fs::remove_file(&log);
+    // Dumps in between, of up to 200,000 blocks: what four threads do meanwhile is more than fits the ring.
+    let options = format!("{EXACT},lg_prof_interval:21,prof_events:{}", log.display());
+    let mut command = library().preload(&program("prof/many.c", &["-O1"]));
+    must(command.args(["40000", "5", "threads"]).env("THERMALLOC_CONF", options));
+    let p = Profile::read(&log);
+    assert!(p.whole >= 2, "{} dumps", p.whole);
+    assert_eq!((p.lost, p.stats["prof_missed"]), ((0, 0, 0), 0));
+    let count = |of: fn(&Record<'_>) -> bool| p.events.iter().filter(|e| of(e)).count() as u64;
+    let (made, freed) =
+        (count(|e| matches!(e, Record::Alloc(_))), count(|e| matches!(e, Record::Free(_))));
+    assert_eq!((made, made - freed), (p.sum(2), p.live.len() as u64));
+    assert!(made >= 400_000, "{made}");
+}
+
 /// Steps of a program with explicit arenas and caches: what it told of each and what the ledger had.
 fn arenas(options: &str) -> Vec<(String, Vec<[u64; 3]>, Profile)> {
     let dump = scratch(&format!("arenas.{}", options.len()));

@@ -18,6 +18,7 @@ def _parser():
     prof.add_argument("-o", "--output", default="thermalloc", help="what names of files begin with")
     prof.add_argument("--exact", action="store_true", help="record every block: slow")
     prof.add_argument("--no-events", action="store_true", help="write dumps only, for long runs")
+    prof.add_argument("--inherit-scopes", action="store_true", help="threads inherit the scope that they are created in")
     for command in (run, prof):
         command.add_argument("--conf", action="append", default=[], metavar="NAME:VALUE")
         command.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module")
@@ -31,7 +32,10 @@ def _settings(options):
     if options.command != "prof":
         return settings
     prefix = os.path.abspath(options.output)
-    settings = ["prof:true", f"prof_prefix:{prefix}", f"prof_pid:{os.getpid()}", "prof_gdump:true"] + settings
+    settings = ["prof:true", f"prof_prefix:{prefix}", f"prof_pid:{os.getpid()}"] + settings
+    # The events of every block say what dumps in between would.
+    if options.no_events or not options.exact:
+        settings.insert(3, "prof_gdump:true")
     if options.no_events:
         settings.append("prof_final:true")
     else:
@@ -45,13 +49,15 @@ def main(arguments=None):
     """Becomes the program, so that its exit code and signals are its own."""
     options = _parser().parse_args(arguments)
     try:
-        library = str(_library.library())
+        libraries = [str(_library.library())]
+        if getattr(options, "inherit_scopes", False):
+            libraries.append(str(_library.threads()))
     except FileNotFoundError as missing:
         print(f"thermalloc: {missing}", file=sys.stderr)
         return 127
     environment = dict(os.environ)
     before = environment.get("LD_PRELOAD")
-    environment["LD_PRELOAD"] = f"{library}:{before}" if before else library
+    environment["LD_PRELOAD"] = ":".join(libraries + ([before] if before else []))
     settings = [environment["THERMALLOC_CONF"]] if environment.get("THERMALLOC_CONF") else []
     settings += _settings(options)
     if any("," in setting for setting in settings[1:]):

@@ -22,7 +22,8 @@ pub(crate) struct Options {
     #[arg(short = 'o', long, value_name = "NAME", default_value = "thermalloc", value_parser = no_comma)]
     output: String,
 
-    /// Record every block, not a sample: slow, for small programs
+    /// Record every block, not a sample: slow, and of some GB for a framework. There are no dumps but that at
+    /// the end, since the events say all
     #[arg(long)]
     exact: bool,
 
@@ -93,7 +94,9 @@ impl Options {
         } else {
             settings.push(format!("prof_events:{name}.%p.thlog"));
         }
-        settings.push("prof_gdump:true".to_owned());
+        if !self.exact || self.no_events {
+            settings.push("prof_gdump:true".to_owned());
+        }
         if self.exact {
             settings.extend(["lg_prof_sample:0".to_owned(), "prof_budget:0".to_owned()]);
         }

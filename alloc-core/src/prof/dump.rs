@@ -199,7 +199,7 @@ pub(super) fn prepare() {
 /// What the options ask for at the process's end.
 pub(super) fn at_exit() {
     page::finish();
-    log::finish();
+    insist(log::finish);
     // What nobody looked for since the last growth.
     insist(|| {
         on_peak();

@@ -3,10 +3,10 @@ use core::ptr::null_mut;
 
 use super::sites::MOST_FRAMES;
 use super::{SITES, TAGS, THREADS, map};
-use crate::os::Errno;
 use crate::os::file::File;
+use crate::os::{Errno, linux};
 use crate::sync::atomic::{
-    AtomicBool, AtomicPtr,
+    AtomicPtr, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use thermalloc_prof_format::{ChunkWriter, Record, Site, Tag, Text, Thread, Words};
@@ -16,7 +16,8 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Where one writer works at a time.
 #[derive(Debug)]
 pub(super) struct Desk {
-    busy: AtomicBool,
+    /// The thread that is at it, by the kernel's number; 0: nobody.
+    holder: AtomicU32,
     memory: AtomicPtr<Memory>,
 }
 
@@ -38,36 +39,40 @@ pub(super) struct AtDesk<'a> {
 
 impl Desk {
     pub(super) const fn new() -> Self {
-        Self { busy: AtomicBool::new(false), memory: AtomicPtr::new(null_mut()) }
+        Self { holder: AtomicU32::new(0), memory: AtomicPtr::new(null_mut()) }
     }
 
     /// The desk, if nobody is at it.
     pub(super) fn take(&self) -> Option<AtDesk<'_>> {
-        if self.busy.swap(true, Acquire) {
-            return None;
-        }
+        let me = linux::gettid().cast_unsigned();
+        self.holder.compare_exchange(0, me, Acquire, Relaxed).ok()?;
         let mut memory = self.memory.load(Acquire);
         if memory.is_null() {
             memory = map(size_of::<Memory>()).cast();
             if memory.is_null() {
-                self.busy.store(false, Release);
+                self.holder.store(0, Release);
                 return None;
             }
             let _ = self.memory.compare_exchange(null_mut(), memory, AcqRel, Relaxed);
         }
-        // SAFETY: mapped for good, zero when new, and `busy` keeps others off.
+        // SAFETY: mapped for good, zero when new, and `holder` keeps others off.
         Some(AtDesk { desk: self, memory: unsafe { &mut *memory } })
+    }
+
+    /// Whether the calling thread is at it: in a signal handler, that is, which must not wait for it.
+    pub(super) fn is_mine(&self) -> bool {
+        self.holder.load(Relaxed) == linux::gettid().cast_unsigned()
     }
 
     /// In a fork's child: whoever was at it is not there.
     pub(super) fn forget(&self) {
-        self.busy.store(false, Release);
+        self.holder.store(0, Release);
     }
 }
 
 impl Drop for AtDesk<'_> {
     fn drop(&mut self) {
-        self.desk.busy.store(false, Release);
+        self.desk.holder.store(0, Release);
     }
 }
 
@@ -117,27 +122,30 @@ impl<'a> Writer<'a> {
 
     /// Describes the site, the tag and the thread that the next record names, and all before them.
     pub(super) fn introduce(&mut self, site: u32, tag: u32, thread: u32) {
-        while self.introduced.sites < site {
-            self.introduced.sites += 1;
-            let id = self.introduced.sites;
-            let mut frames = [0; MOST_FRAMES];
-            if let Some((len, flags)) = SITES.read(id, &mut frames) {
-                let frames = Words::from_slice(&frames[..len]);
-                self.push(&Record::Site(Site { site: id, flags, frames }));
-            }
+        while let Some(id) = self.introduced.sites.next(site) {
+            let known = self.site(id);
+            self.introduced.sites.told(id, known);
         }
-        while self.introduced.tags < tag {
-            self.introduced.tags += 1;
-            self.tag(self.introduced.tags);
+        while let Some(id) = self.introduced.tags.next(tag) {
+            let known = self.tag(id);
+            self.introduced.tags.told(id, known);
         }
-        while self.introduced.threads < thread {
-            self.introduced.threads += 1;
-            self.thread(self.introduced.threads);
+        while let Some(id) = self.introduced.threads.next(thread) {
+            let known = self.thread(id);
+            self.introduced.threads.told(id, known);
         }
     }
 
-    fn tag(&mut self, id: u32) {
-        TAGS.read(id, |m| {
+    fn site(&mut self, id: u32) -> bool {
+        let mut frames = [0; MOST_FRAMES];
+        let Some((len, flags)) = SITES.read(id, &mut frames) else { return false };
+        let frames = Words::from_slice(&frames[..len]);
+        self.push(&Record::Site(Site { site: id, flags, frames }));
+        true
+    }
+
+    fn tag(&mut self, id: u32) -> bool {
+        let told = TAGS.read(id, |m| {
             let mut text = [0; 2 * super::tags::NAME_BYTES];
             let (name, region) = text.split_at_mut(m.name.len());
             name.copy_from_slice(m.name);
@@ -153,37 +161,88 @@ impl<'a> Writer<'a> {
                 text: Text(&text[..m.name.len() + m.region.len()]),
             }));
         });
+        told.is_some()
     }
 
-    fn thread(&mut self, number: u32) {
-        let Some(thread) = THREADS.get(number as usize) else { return };
+    fn thread(&mut self, number: u32) -> bool {
+        let Some(thread) = THREADS.get(number as usize) else { return false };
         let tid = thread.tid.load(Acquire);
         if tid == 0 {
-            return;
+            return false;
         }
         let words = [0, 1].map(|i| thread.name[i].load(Relaxed).to_ne_bytes());
         let name = words.as_flattened();
         let len = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         self.push(&Record::Thread(Thread { thread: number, tid, name: Text(&name[..len]) }));
+        true
     }
 }
 
-/// How far sites, tags and threads were described in a file. A number that is not to be had yet when
-/// its turn comes belongs to somebody who is about to enter it, and who names it in no record before:
-/// it is described with [`Introduced::again`].
+/// How far sites, tags and threads were described in a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Introduced {
-    sites: u32,
-    tags: u32,
-    threads: u32,
+    sites: Numbers,
+    tags: Numbers,
+    threads: Numbers,
 }
 
-impl Introduced {
-    /// Describes the last few once more, next time.
-    pub(super) fn again(&mut self) {
-        const FEW: u32 = 8;
-        self.sites = self.sites.saturating_sub(FEW);
-        self.tags = self.tags.saturating_sub(FEW);
-        self.threads = self.threads.saturating_sub(FEW);
+/// Numbers up to which all were described, but for a few that were not to be had when their turn came: each
+/// belongs to a thread that was about to enter it, and is described when a record names it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Numbers {
+    upto: u32,
+    late: [u32; LATE],
+}
+
+/// As many threads enter something at a time, at most.
+const LATE: usize = 32;
+
+impl Numbers {
+    /// The next that is to be described before `number` may be named; 0 needs none.
+    fn next(&self, number: u32) -> Option<u32> {
+        if number > self.upto {
+            return Some(self.upto + 1);
+        }
+        (number > 0 && self.late.contains(&number)).then_some(number)
+    }
+
+    /// `number`, which was the next, was described, or is not known yet.
+    fn told(&mut self, number: u32, known: bool) {
+        if number <= self.upto {
+            // Who names it has entered it.
+            self.late.iter_mut().filter(|late| **late == number).for_each(|late| *late = 0);
+            return;
+        }
+        self.upto = number;
+        if !known {
+            let free = self.late.iter().position(|&late| late == 0);
+            self.late[free.unwrap_or(number as usize % LATE)] = number;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_late_is_described_when_it_is_named() {
+        let mut numbers = Numbers::default();
+        let describe = |numbers: &mut Numbers, number, unknown: &[u32]| {
+            let mut told = std::vec::Vec::new();
+            while let Some(next) = numbers.next(number) {
+                let known = !unknown.contains(&next);
+                numbers.told(next, known);
+                told.extend(known.then_some(next));
+            }
+            told
+        };
+        assert_eq!(describe(&mut numbers, 3, &[]), [1, 2, 3]);
+        assert_eq!(describe(&mut numbers, 9, &[5, 7]), [4, 6, 8, 9]);
+        assert_eq!(describe(&mut numbers, 5, &[]), [5]);
+        assert_eq!(describe(&mut numbers, 5, &[]), []);
+        assert_eq!(describe(&mut numbers, 2000, &[]).len(), 1991);
+        assert_eq!(describe(&mut numbers, 7, &[]), [7], "however long ago its turn was");
+        assert_eq!(describe(&mut numbers, 0, &[]), []);
     }
 }

@@ -283,8 +283,8 @@ impl Figures {
 /// All sums, by site, tag and space.
 #[derive(Debug)]
 pub(crate) struct Totals {
-    index: Index<{ 1 << 17 }>,
-    totals: Segments<Total, 1024, 128>,
+    index: Index<{ 1 << 13 }>,
+    totals: Segments<Total, 16384, 128>,
     count: AtomicU32,
 }
 
@@ -293,7 +293,8 @@ impl Totals {
         Self { index: Index::new(), totals: Segments::new(), count: AtomicU32::new(0) }
     }
 
-    fn find(&self, block: &Block) -> Option<&'static Total> {
+    /// The sum that a block belongs to; nothing where there is no room for another.
+    pub(crate) fn of(&self, block: &Block) -> Option<&'static Total> {
         // Tags have fewer than 24 bits, and so a key is never 0 in its top bit.
         let key = 1 << 63
             | u64::from(block.site) << 32
@@ -312,20 +313,9 @@ impl Totals {
         self.totals.get(id as usize)
     }
 
-    /// Adds a block that was entered.
-    pub(crate) fn add(&self, block: &Block) {
-        let Some(total) = self.find(block) else { return };
-        let share = Share::of(block);
-        total.all_blocks.fetch_add(1, Relaxed);
-        total.all_bytes.fetch_add(share.bytes, Relaxed);
-        total.weighted_all_blocks.fetch_add(share.weighted_blocks, Relaxed);
-        total.weighted_all_bytes.fetch_add(share.weighted_bytes, Relaxed);
-        total.join(share);
-    }
-
     /// Takes off a block that left, at `now_ns` in `step`.
     pub(crate) fn remove(&self, block: &Block, now_ns: u64, step: u64) {
-        let Some(total) = self.find(block) else { return };
+        let Some(total) = self.of(block) else { return };
         let share = Share::of(block);
         total.part(share);
         let micros = now_ns.saturating_sub(block.time_ns) / 1000;
@@ -339,10 +329,10 @@ impl Totals {
 
     /// Replaces what a live block is.
     pub(crate) fn change(&self, old: &Block, new: &Block) {
-        if let Some(total) = self.find(old) {
+        if let Some(total) = self.of(old) {
             total.part(Share::of(old));
         }
-        if let Some(total) = self.find(new) {
+        if let Some(total) = self.of(new) {
             total.join(Share::of(new));
         }
     }
@@ -383,6 +373,16 @@ impl Totals {
 }
 
 impl Total {
+    /// Adds a block that was entered.
+    pub(crate) fn add(&self, block: &Block) {
+        let share = Share::of(block);
+        self.all_blocks.fetch_add(1, Relaxed);
+        self.all_bytes.fetch_add(share.bytes, Relaxed);
+        self.weighted_all_blocks.fetch_add(share.weighted_blocks, Relaxed);
+        self.weighted_all_bytes.fetch_add(share.weighted_bytes, Relaxed);
+        self.join(share);
+    }
+
     fn join(&self, share: Share) {
         self.live_blocks.fetch_add(1, Relaxed);
         self.live_bytes.fetch_add(share.bytes, Relaxed);
@@ -494,7 +494,7 @@ mod tests {
     fn sums_come_back_to_zero() {
         static TOTALS: Totals = Totals::new();
         let blocks: Vec<_> = (1..=1000).map(block).collect();
-        blocks.iter().for_each(|b| TOTALS.add(b));
+        blocks.iter().for_each(|b| TOTALS.of(b).unwrap().add(b));
         let read = || -> Vec<_> { (0..TOTALS.end()).filter_map(|id| TOTALS.read(id)).collect() };
         let all = read();
         assert_eq!(all.len(), 2);

@@ -1,6 +1,7 @@
 //! The log (option `prof_events`): every event of recorded blocks, in the order in which they happened. The
 //! background thread empties the ring into the file; a thread that finds the ring nearly full does so
-//! itself. The file is opened for each write, so that no descriptor is kept.
+//! itself. Where every block is recorded, a thread that finds it full while another writes waits for that.
+//! The file is opened for each write, so that no descriptor is kept.
 //!
 //! A fork's child goes on in a file of its own where the path has `%p` in it, and else records nothing.
 use core::ffi::CStr;
@@ -10,10 +11,10 @@ use super::ring::{Ring, SLOTS, WORDS};
 use super::{DumpError, MISSED, SITES, dump, large_period, live, now_ns};
 use crate::control::options;
 use crate::control::text::Line;
-use crate::os::Errno;
 use crate::os::file::File;
+use crate::os::{Errno, linux};
 use crate::sync::atomic::{
-    AtomicBool,
+    AtomicBool, AtomicU32,
     Ordering::{Relaxed, Release},
 };
 use crate::trace_file::expanded;
@@ -25,6 +26,15 @@ static DESK: Desk = Desk::new();
 
 /// Events in the ring at which a thread doesn't wait for the background thread.
 const MANY: u64 = SLOTS / 8;
+/// How often and how long a thread waits for room, milliseconds: ten seconds in all, which a dump of
+/// millions of blocks takes on a slow disk.
+const WAITS: u32 = 10_000;
+const WAIT_MS: u64 = 1;
+/// How often a dump does.
+const SNAPSHOT_WAITS: u32 = 50;
+/// The writer did not come on for as long as that: it may have been stopped by the thread that would wait. Until
+/// it does nobody waits again.
+static STUCK: AtomicBool = AtomicBool::new(false);
 
 /// What happened to a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -85,9 +95,32 @@ pub(super) fn forget() {
 fn put(kind: Kind, block: &Block) {
     let mut words = [kind as u64; WORDS];
     words[1..].copy_from_slice(&live::pack(block));
-    if RING.put(words).is_none_or(|waiting| waiting >= MANY) {
+    match RING.put(words) {
+        Some(waiting) if waiting < MANY => {}
+        Some(_) => drop(write_out()),
+        None => full(words),
+    }
+}
+
+/// Puts an event for which there was no room, or gives it up.
+#[cold]
+fn full(words: [u64; WORDS]) {
+    write_out();
+    let waits = if options::lg_prof_sample() > 0 || DESK.is_mine() { 0 } else { WAITS };
+    for wait in 0..=waits {
+        if RING.put(words).is_some() || !is_on() {
+            return;
+        }
+        if wait == waits || STUCK.load(Relaxed) {
+            break;
+        }
+        sleep();
         write_out();
     }
+    if waits > 0 {
+        STUCK.store(true, Relaxed);
+    }
+    RING.drop_one();
 }
 
 #[inline]
@@ -149,25 +182,33 @@ pub(super) fn write_out() -> bool {
     is_on()
 }
 
-/// Appends what was recorded since the last time, and a dump.
+/// Appends what was recorded since the last time, and a dump; waits a little for another thread that writes
+/// events.
 pub(super) fn snapshot(reason: &[u8]) -> Result<(), DumpError> {
-    let done = append(|writer| {
+    for _ in 0..SNAPSHOT_WAITS {
+        match try_snapshot(reason) {
+            Err(Errno(libc::EBUSY)) if !DESK.is_mine() => sleep(),
+            done => return done.map_err(|Errno(errno)| DumpError::System(errno)),
+        }
+    }
+    Err(DumpError::Busy)
+}
+
+fn try_snapshot(reason: &[u8]) -> Result<(), Errno> {
+    append(|writer| {
         drain(writer, 2 * SLOTS);
         dump::mappings(writer);
         dump::snapshot(writer, reason);
-    });
-    done.map_err(|Errno(errno)| DumpError::System(errno))
+    })
 }
 
-/// Appends all events, and a dump.
-pub(super) fn finish() {
-    if is_on() {
-        let _ = append(|writer| {
-            drain(writer, 2 * SLOTS);
-            dump::mappings(writer);
-            dump::snapshot(writer, b"exit");
-        });
-    }
+fn sleep() {
+    let _ = linux::futex_wait(&AtomicU32::new(0), 0, Some(WAIT_MS));
+}
+
+/// Appends all events, and a dump. False: another thread is writing.
+pub(super) fn finish() -> bool {
+    !is_on() || snapshot(b"exit") != Err(DumpError::Busy)
 }
 
 fn append(write: impl FnOnce(&mut Writer<'_>)) -> Result<(), Errno> {
@@ -181,11 +222,11 @@ fn append(write: impl FnOnce(&mut Writer<'_>)) -> Result<(), Errno> {
     let mut writer = Writer::new(&file, memory);
     write(&mut writer);
     memory.sequence = writer.finish()?;
-    memory.introduced.again();
     Ok(())
 }
 
 fn drain(writer: &mut Writer<'_>, most: u64) {
+    STUCK.store(false, Relaxed);
     for _ in 0..most {
         let Some(words) = RING.take() else { break };
         let mut rest = [0; WORDS - 1];

@@ -249,9 +249,10 @@ fn record_into(block: &mut Block, tag: u32) -> Option<u32> {
     {
         (block.tag, block.step) = (tag, step);
     }
+    let total = TOTALS.of(block)?;
     let record = LIVE.enter(block)?;
     EVER.store(true, Relaxed);
-    TOTALS.add(block);
+    total.add(block);
     log::alloc(block);
     usdt::alloc(block);
     Some(record)

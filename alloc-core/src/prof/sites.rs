@@ -13,7 +13,8 @@ pub(crate) const CUT: u32 = 1;
 /// The stack could not be followed to its end.
 pub(crate) const BROKEN: u32 = 2;
 
-const SLOTS: usize = 1 << 17;
+/// Slots of the first level.
+const SLOTS: usize = 1 << 13;
 
 #[derive(Debug)]
 struct Site {
@@ -29,8 +30,8 @@ unsafe impl Shared for Site {}
 #[derive(Debug)]
 pub(crate) struct Sites {
     index: Index<SLOTS>,
-    sites: Segments<Site, 96, 1024>,
-    frames: Pool<2048>,
+    sites: Segments<Site, 4096, 1024>,
+    frames: Pool<16384>,
     count: AtomicU32,
     lost: AtomicU64,
 }

@@ -68,34 +68,41 @@ impl<T: Shared + 'static, const N: usize, const PER: usize> Segments<T, N, PER> 
     }
 }
 
-/// An index by hash: slots hold entry numbers of a table beside it, and are only ever filled.
+/// An index by hash: slots hold entry numbers of a table beside it, below a part of their hash. It grows by
+/// levels, each four times the one before.
+///
+/// Invariant: a slot is only ever filled. So what is not found among its slots of a level, one of which is
+/// empty, is in no later level either.
 #[derive(Debug)]
 pub(crate) struct Index<const SLOTS: usize> {
-    slots: AtomicPtr<AtomicU32>,
+    levels: [AtomicPtr<AtomicU64>; LEVELS],
 }
 
-/// How far from its slot an entry may lie.
-const PROBES: usize = 256;
+const LEVELS: usize = 6;
+/// Slots of a level, one after the other, in which an entry may lie.
+const PROBES: usize = 32;
 
 impl<const SLOTS: usize> Index<SLOTS> {
     pub(crate) const fn new() -> Self {
-        Self { slots: AtomicPtr::new(null_mut()) }
+        Self { levels: [const { AtomicPtr::new(null_mut()) }; LEVELS] }
     }
 
-    fn slots(&self) -> Option<&'static [AtomicU32]> {
-        let mut slots = self.slots.load(Acquire);
+    fn slots(&self, level: usize) -> Option<&'static [AtomicU64]> {
+        let len = SLOTS << (2 * level);
+        let slot = &self.levels[level];
+        let mut slots = slot.load(Acquire);
         if slots.is_null() {
-            let fresh: *mut AtomicU32 = map(SLOTS * size_of::<AtomicU32>()).cast();
+            let fresh: *mut AtomicU64 = map(len * size_of::<AtomicU64>()).cast();
             if fresh.is_null() {
                 return None;
             }
-            slots = match self.slots.compare_exchange(null_mut(), fresh, AcqRel, Acquire) {
+            slots = match slot.compare_exchange(null_mut(), fresh, AcqRel, Acquire) {
                 Ok(_) => fresh,
                 Err(other) => other,
             };
         }
         // SAFETY: the mapping has that many words, zeroed when new, and stays.
-        Some(unsafe { core::slice::from_raw_parts(slots, SLOTS) })
+        Some(unsafe { core::slice::from_raw_parts(slots, len) })
     }
 
     /// The entry for which `is` holds among those of `hash`; else the one that `make` makes, which may be
@@ -106,25 +113,29 @@ impl<const SLOTS: usize> Index<SLOTS> {
         is: impl Fn(u32) -> bool,
         make: impl FnOnce() -> Option<u32>,
     ) -> Option<u32> {
-        let slots = self.slots()?;
+        let mark = hash & !u64::from(u32::MAX);
         let mut made = None;
         let mut make = Some(make);
-        #[allow(clippy::cast_possible_truncation, reason = "reduced to the slots")]
-        let first = hash as usize;
-        for probe in 0..PROBES {
-            let slot = &slots[first.wrapping_add(probe) % SLOTS];
-            let mut entry = slot.load(Acquire);
-            if entry == 0 {
-                if let Some(make) = make.take() {
-                    made = make();
+        for level in 0..LEVELS {
+            let slots = self.slots(level)?;
+            for probe in 0..PROBES {
+                #[allow(clippy::cast_possible_truncation, reason = "reduced to the slots")]
+                let slot = &slots[(hash as usize).wrapping_add(probe) % slots.len()];
+                let mut found = slot.load(Acquire);
+                if found == 0 {
+                    if let Some(make) = make.take() {
+                        made = make();
+                    }
+                    match slot.compare_exchange(0, mark | u64::from(made?), Release, Acquire) {
+                        Ok(_) => return made,
+                        Err(other) => found = other,
+                    }
                 }
-                match slot.compare_exchange(0, made?, Release, Acquire) {
-                    Ok(_) => return made,
-                    Err(other) => entry = other,
+                #[allow(clippy::cast_possible_truncation, reason = "the lower half")]
+                let entry = found as u32;
+                if found & !u64::from(u32::MAX) == mark && is(entry) {
+                    return Some(entry);
                 }
-            }
-            if is(entry) {
-                return Some(entry);
             }
         }
         None
@@ -237,11 +248,27 @@ mod tests {
             assert_eq!(entries.len(), 4);
             assert!(entries.iter().all(|&e| e == entries[0]), "{key}: {entries:?}");
         }
-        static FULL: Index<16> = Index::new();
-        for key in 0..16 {
-            assert!(FULL.find_or_insert(key, |_| false, || Some(1)).is_some());
+    }
+
+    #[test]
+    fn an_index_grows_by_levels_and_ends() {
+        static INDEX: Index<64> = Index::new();
+        // One hash, again and again: as many as its slots of all levels.
+        const MOST: u32 = (LEVELS * PROBES) as u32;
+        let insert = |key: u32| INDEX.find_or_insert(9, |e| e == key, || Some(key));
+        for key in 1..=MOST {
+            assert_eq!(insert(key), Some(key));
         }
-        assert!(FULL.find_or_insert(16, |_| false, || Some(1)).is_none());
+        assert_eq!(insert(MOST + 1), None);
+        assert!((1..=MOST).all(|key| insert(key) == Some(key)), "each is found again");
+        // Many hashes: none is refused as long as the last level is nearly empty.
+        static LARGE: Index<64> = Index::new();
+        let find = |key: u32, made: Option<u32>| {
+            LARGE.find_or_insert(hash([u64::from(key)].into_iter()), |e| e == key, || made)
+        };
+        assert!((1..=40_000).all(|key| find(key, Some(key)) == Some(key)));
+        assert!((1..=40_000).all(|key| find(key, None) == Some(key)));
+        assert_eq!(find(40_001, None), None);
     }
 
     #[test]

@@ -8,7 +8,8 @@ use crate::sync::atomic::{
 };
 use thermalloc_prof_format::component;
 
-const SLOTS: usize = 1 << 15;
+/// Slots of the first level.
+const SLOTS: usize = 1 << 12;
 /// Most tags: names that count up (`step 1`, `step 2`) must not take all memory.
 const MOST_TAGS: u32 = 1 << 14;
 /// Longest name and region, bytes; more is cut.
