@@ -1,7 +1,8 @@
 """Makes the wheel: the modules, the libraries and the command-line tool, which cargo builds. Needs nothing but
 Python and cargo, so `pip wheel` works without a network once cargo's crates are there.
 
-THERMALLOC_BUILD names a folder with libthermalloc.so and thermalloc to take instead of building them.
+THERMALLOC_BUILD names a folder with libthermalloc.so, libthermalloc_threads.so and thermalloc to take instead
+of building them.
 """
 
 import base64
@@ -15,11 +16,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import elf_needs
+
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent
 # Path in a build, path in the package, whether a wheel needs it.
 _BINARIES = (
     ("libthermalloc.so", "libthermalloc.so", True),
+    ("libthermalloc_threads.so", "libthermalloc_threads.so", True),
     ("thermalloc", "bin/thermalloc", True),
     ("libthermalloc_cuda.so", "libthermalloc_cuda.so", False),
     ("libthermalloc_cuda_torch.so", "libthermalloc_cuda_torch.so", False),
@@ -40,7 +44,7 @@ def _build():
     given = os.environ.get("THERMALLOC_BUILD")
     if given:
         return Path(given)
-    command = ["cargo", "build", "--release", "-p", "thermalloc-capi", "-p", "thermalloc-cli"]
+    command = ["cargo", "build", "--release", "-p", "thermalloc-capi", "-p", "thermalloc-threads", "-p", "thermalloc-cli"]
     subprocess.run(command, cwd=_ROOT, check=True)
     return Path(os.environ.get("CARGO_TARGET_DIR", _ROOT / "target")) / "release"
 
@@ -86,17 +90,21 @@ class _Wheel:
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     project = _project()
     named = f"{project['name']}-{project['version']}"
-    # Bound to the C library that it was built with, to no version of Python.
-    tag = f"py3-none-linux_{platform.machine()}"
     build = _build()
+    with tempfile.TemporaryDirectory() as folder:
+        binaries = {
+            place: _stripped(build / source, folder)
+            for source, place, needed in _BINARIES
+            if needed or (build / source).exists()
+        }
+    # Bound to the C library, to no version of Python.
+    tag = f"py3-none-{elf_needs.platform_tag(binaries.values(), platform.machine())}"
     file = f"{named}-{tag}.whl"
     wheel = _Wheel(Path(wheel_directory) / file, f"{named}.dist-info")
     for module in sorted((_HERE / "thermalloc").glob("*.py")):
         wheel.add(f"thermalloc/{module.name}", module.read_bytes())
-    with tempfile.TemporaryDirectory() as folder:
-        for source, place, needed in _BINARIES:
-            if needed or (build / source).exists():
-                wheel.add(f"thermalloc/{place}", _stripped(build / source, folder), 0o755)
+    for place, data in binaries.items():
+        wheel.add(f"thermalloc/{place}", data, 0o755)
     info = f"{named}.dist-info"
     wheel.add(f"{info}/METADATA", _metadata(project))
     wheel.add(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: thermalloc\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())

@@ -66,6 +66,14 @@ def library():
     )
 
 
+def threads():
+    """The path of libthermalloc_threads.so, beside libthermalloc.so."""
+    beside = library().with_name("libthermalloc_threads.so")
+    if not beside.is_file():
+        raise FileNotFoundError(f"{beside}: no such file: build it by 'cargo build --release -p thermalloc-threads'")
+    return beside
+
+
 def tool():
     """The path of the command-line tool, which makes reports; None where there is none."""
     named = os.environ.get("THERMALLOC_TOOL")
