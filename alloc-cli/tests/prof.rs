@@ -126,6 +126,25 @@ fn the_report_has_components_scopes_and_sites() {
 }
 
 #[test]
+fn operators_hold_what_their_scopes_allocated() {
+    let said = json("operators", &[]);
+    let rows = said["operators"].as_array().unwrap();
+    assert_eq!(rows.len(), 1, "{said:#}");
+    assert_eq!(
+        (&rows[0]["name"], &rows[0]["component"]),
+        (&"weights:encoder".into(), &"weights".into())
+    );
+    assert_eq!(
+        (&rows[0]["peak_bytes"], &rows[0]["most_bytes"]),
+        (&f64::from(6 << 20).into(), &f64::from(6 << 20).into())
+    );
+    assert!(report("operators", &[]).contains("to the end  weights    weights:encoder"));
+    let failed = tool().args(["prof", "operators", "--step", "3"]).arg(&MADE.log).output().unwrap();
+    let told = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && told.contains("no steps are known"), "{told}");
+}
+
+#[test]
 fn the_planted_leak_is_the_only_one() {
     let said = json("leaks", &[]);
     let leaks = said["leaks"].as_array().unwrap();
@@ -203,11 +222,12 @@ fn the_resident_size_of_a_rust_service_is_explained() {
 #[test]
 fn every_report_says_something_in_text_in_json_and_as_a_picture() {
     let log = MADE.log.to_string_lossy().into_owned();
-    let cases: [(&str, &[&str], bool); 7] = [
+    let cases: [(&str, &[&str], bool); 8] = [
         ("peak", &[], true),
         ("lifetimes", &[], true),
         ("fragmentation", &[], true),
         ("flame", &[], true),
+        ("operators", &["--join-layers", "--name", "encoder"], false),
         ("breakdown", &[], false),
         ("compare", &[&log], false),
         ("report", &["--at", "end"], false),

@@ -172,7 +172,7 @@ impl Analysis {
         }
         match at {
             At::End => Ok(of_snapshot(last, &self.profile)),
-            At::Peak => Ok(self.replayed(self.peak_ns(|_| true), "at its peak")),
+            At::Peak => Ok(self.replayed(self.peak_ns(|_| true).unwrap_or(0), "at its peak")),
             At::Seconds(seconds) => {
                 let until = self.profile.time_ns + super::profile::whole(seconds * 1e9);
                 Ok(self.replayed(until, "then"))
@@ -180,38 +180,46 @@ impl Analysis {
         }
     }
 
-    /// When most bytes of those events were live that `of` says.
-    pub(crate) fn peak_ns(&self, of: impl Fn(&Block) -> bool) -> u64 {
-        let mut live: HashMap<u64, f64> = HashMap::new();
-        let (mut bytes, mut most, mut when) = (0.0, 0.0, 0);
-        let mut weights: HashMap<u64, f64> = HashMap::new();
+    /// When most bytes were live, of the moments in steps that `within` says; nothing where there is none.
+    fn peak_ns(&self, within: impl Fn(u64) -> bool) -> Option<u64> {
+        // The weight of each live block, and what it stands for.
+        let mut live: HashMap<u64, (f64, f64)> = HashMap::new();
+        let (mut bytes, mut most, mut when, mut step) = (0.0, 0.0, None, 0);
         for event in &self.profile.events {
             match event {
-                Event::Alloc(b) if of(b) => {
+                Event::Alloc(b) => {
                     let stands = b.weight * float(b.size);
-                    weights.insert(b.serial, b.weight);
-                    bytes += stands - live.insert(b.serial, stands).unwrap_or(0.0);
+                    let before = live.insert(b.serial, (b.weight, stands));
+                    bytes += stands - before.map_or(0.0, |(_, stood)| stood);
+                    step = step.max(b.step);
                 }
                 Event::Free(f) if f.flags & 1 == 0 => {
-                    bytes -= live.remove(&f.serial).unwrap_or(0.0);
+                    bytes -= live.remove(&f.serial).map_or(0.0, |(_, stood)| stood);
                 }
                 Event::Resize(r) => {
-                    if let Some(stood) = live.get_mut(&r.serial) {
-                        let stands = weights.get(&r.serial).unwrap_or(&1.0) * float(r.size);
+                    if let Some((weight, stood)) = live.get_mut(&r.serial) {
+                        let stands = *weight * float(r.size);
                         bytes += stands - *stood;
                         *stood = stands;
                     }
                 }
-                _ => {}
+                Event::Step(s) => step = s.step,
+                Event::Free(_) | Event::Retag(_) => {}
             }
-            if bytes > most {
-                (most, when) = (bytes, event.time_ns());
+            if bytes > most && within(step) {
+                (most, when) = (bytes, Some(event.time_ns()));
             }
         }
         when
     }
 
-    fn replayed(&self, until_ns: u64, what: &str) -> Instance {
+    /// When most was live in a step; nothing where there is no such step.
+    pub(crate) fn peak_of_step_ns(&self, step: u64) -> Option<u64> {
+        self.peak_ns(|present| present == step)
+    }
+
+    /// The blocks that the events up to a time have left, those of that time with them.
+    pub(crate) fn replayed(&self, until_ns: u64, what: &str) -> Instance {
         let mut live = BTreeMap::new();
         let mut now = Moment { time_ns: until_ns, step: 0 };
         for event in self.profile.events.iter().take_while(|event| event.time_ns() <= until_ns) {

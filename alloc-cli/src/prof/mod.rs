@@ -15,6 +15,7 @@ mod growth;
 mod heap_v2;
 mod leaks;
 mod lifetimes;
+mod operators;
 mod pprof;
 mod profile;
 mod report;
@@ -70,6 +71,13 @@ enum Command {
     Lifetimes(Common),
     /// Memory that is held and not used, within blocks and between them; a map of pages (-o FILE.svg)
     Fragmentation(Common),
+    /// Memory by operator of TensorFlow, or by scope and layer, and by step
+    Operators {
+        #[command(flatten)]
+        common: Common,
+        #[command(flatten)]
+        choice: operators::Choice,
+    },
     /// What a model needs: weights, gradients, optimizer, activations
     Breakdown(Common),
     /// KV cache and scratch memory of a sequence, and how many fit
@@ -238,6 +246,10 @@ pub(crate) fn prof(options: Options) -> Result<(), Failure> {
             let all: Result<Vec<Analysis>, Failure> =
                 common.files.iter().map(|path| common.read(path)).collect();
             let output = fragmentation::report(&all?, common.top)?;
+            (common, output)
+        }
+        Command::Operators { common, choice } => {
+            let output = operators::report(&common.analysis()?, &choice, common.top)?;
             (common, output)
         }
         Command::Breakdown(common) => {

@@ -6,7 +6,8 @@ use super::profile::float;
 /// Bytes with a unit, three digits or so.
 pub(crate) fn bytes(number: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let (mut number, mut unit) = (number, 0);
+    // Nothing has no sign.
+    let (mut number, mut unit) = (if number.abs() < 0.5 { 0.0 } else { number }, 0);
     while number.abs() >= 1024.0 && unit + 1 < UNITS.len() {
         number /= 1024.0;
         unit += 1;
@@ -22,7 +23,9 @@ pub(crate) fn size(number: u64) -> String {
 
 /// A share of a whole in per cent.
 pub(crate) fn percent(part: f64, of: f64) -> String {
-    if of == 0.0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * part / of) }
+    // Not "-0.0 %".
+    let share = if part.abs() * 2000.0 < of.abs() { 0.0 } else { part / of };
+    if of == 0.0 { "-".to_owned() } else { format!("{:.1} %", 100.0 * share) }
 }
 
 /// A count with a unit, three digits or so.
@@ -106,11 +109,16 @@ mod tests {
         assert_eq!(size(1536), "1.5 KiB");
         assert_eq!(size(512 << 20), "512 MiB");
         assert_eq!(bytes(-2048.0), "-2.0 KiB");
+        assert_eq!((bytes(-0.0), bytes(-0.4)), ("0 B".to_owned(), "0 B".to_owned()));
         assert_eq!(count(123_456.0), "123 k");
         assert_eq!(count(12.0), "12");
         assert_eq!(span(0.000_25), "250 us");
         assert_eq!(span(90.0), "90.0 s");
         assert_eq!(percent(1.0, 0.0), "-");
+        assert_eq!(
+            (percent(-1.0, 1e5), percent(-1.0, 10.0)),
+            ("0.0 %".to_owned(), "-10.0 %".to_owned())
+        );
     }
 
     #[test]
