@@ -28,7 +28,7 @@ step 'lints'
 cargo clippy --workspace --all-targets -- -D warnings
 
 step 'release library'
-cargo build --release -p thermalloc-capi
+cargo build --release -p thermalloc-capi -p thermalloc-threads
 test -f "$library"
 
 step 'unit, property and process tests'

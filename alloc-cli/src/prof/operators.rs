@@ -156,8 +156,7 @@ impl Operators {
                         let o = &mut self.all[number];
                         o.now -= stood;
                         let seconds = float(f.time_ns.saturating_sub(b.time_ns)) / 1e9;
-                        // What is made before all steps is of none.
-                        let steps = if b.step > 0 { step.saturating_sub(b.step) } else { 0 };
+                        let steps = step.saturating_sub(b.step);
                         o.lived.push(Lived { seconds, steps, blocks: b.weight });
                         o.freed_blocks += b.weight;
                     }
@@ -332,9 +331,16 @@ fn matrix(rows: &[&Operator], steps: &[u64], top: usize) -> String {
     table.text()
 }
 
-/// A name, with how many are joined in it.
+/// A name for a table, with how many are joined in it, and without the calls of functions that all
+/// operators of a function begin with.
 fn named(o: &Operator) -> String {
-    if o.tags > 1 { format!("{} ({} of them)", o.name, o.tags) } else { o.name.clone() }
+    let mut name = o.name.as_str();
+    while let Some((first, rest)) = name.split_once('/')
+        && matches!(joined(first).as_str(), "StatefulPartitionedCall" | "PartitionedCall")
+    {
+        name = rest;
+    }
+    if o.tags > 1 { format!("{name} ({} of them)", o.tags) } else { name.to_owned() }
 }
 
 fn no_step(why: String) -> Failure {
@@ -498,6 +504,14 @@ mod tests {
             .find(|row| row["name"] == name)
             .unwrap_or_else(|| panic!("{name}: {said:?}"))
             .clone()
+    }
+
+    #[test]
+    fn calls_of_functions_are_left_out_of_tables() {
+        let told = |name: &str| named(&Operator { name: name.to_owned(), ..Operator::default() });
+        assert_eq!(told("StatefulPartitionedCall/PartitionedCall_3/dense/MatMul"), "dense/MatMul");
+        assert_eq!(told("PartitionedCall"), "PartitionedCall");
+        assert_eq!(told("dense/PartitionedCall/x"), "dense/PartitionedCall/x");
     }
 
     #[test]
