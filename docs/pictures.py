@@ -85,6 +85,14 @@ class Runs:
         subprocess.run([self.options.store], env=dict(os.environ, THERMALLOC_CONF=conf), stdout=subprocess.DEVNULL, check=True)
 
 
+def line_with(text, lines, asked):
+    """The first line that has it."""
+    for number, line in enumerate(lines):
+        if text in line:
+            return number
+    sys.exit(f"{asked}: the report has no line with {text!r}:\n" + "\n".join(lines))
+
+
 def example(options, log, asked):
     """What the tool says: the lines `from` one that has a text in it `until` another, none of them too long."""
     command, *cuts = [part.strip() for part in asked.split(";")]
@@ -93,12 +101,9 @@ def example(options, log, asked):
     lines = said.rstrip().splitlines()
     for kind, value in (cut.split(" ", 1) for cut in cuts):
         if kind == "from":
-            begin = next((i for i, line in enumerate(lines) if value in line), None)
-            if begin is None:
-                sys.exit(f"{asked}: the report has no such line:\n{said}")
-            lines = lines[begin:]
+            lines = lines[line_with(value, lines, asked):]
         elif kind == "until":
-            lines = lines[: next((i for i, line in enumerate(lines) if value in line), None)]
+            lines = lines[:line_with(value, lines, asked)]
     # Where things lie on this machine is of no interest.
     lines = [re.sub(r"(^|(?<= ))/\S*/(?=site-packages/|examples/|[\w.-]+ \(process)", "", line) for line in lines]
     return "\n".join(line if len(line) <= WIDE else line[: WIDE - 2] + ".." for line in lines).rstrip()
@@ -122,7 +127,7 @@ def main():
             return f"<!-- example: {match[1]} -->\n```text\n{example(options, runs.log(run), asked)}\n```\n"
 
         text = page.read_text()
-        page.write_text(re.sub(r"<!-- example: ([^\n]*) -->\n```text\n(?:.*?\n)?```\n", renewed, text, flags=re.DOTALL))
+        page.write_text(re.sub(r"<!-- example: ([^\n]*) -->\n```text\n(?:(?!```).*\n)*```\n", renewed, text))
         for name, (run, command) in PICTURES.items():
             picture = HERE / f"profiler-{name}.svg"
             subprocess.run([options.tool, "prof", *command, runs.log(run), "-o", str(picture)], check=True)
