@@ -11,7 +11,7 @@ use crate::extent::page_map::PAGE;
 use crate::fatal::fatal;
 use crate::front::size_class::{
     CACHED_MAX, CLASSES, HUGE_BYTES, HUGE_CLASS, LARGE, RECORDED, SLAB_MAX, SizeClass, TINY_MAX,
-    class_at_once, class_bytes, class_of, class_of_aligned, medium_class, tiny_class,
+    class_at_once, class_bytes, class_of, class_of_aligned, is_extent, medium_class, tiny_class,
 };
 use crate::front::{self, apart};
 use crate::process::{self, HEAP};
@@ -26,7 +26,7 @@ pub(crate) const MOST_BYTES: usize = isize::MAX as usize;
 pub fn alloc(size: usize) -> *mut u8 {
     let p = if size <= TINY_MAX {
         front::alloc(tiny_class(size), size)
-    } else if size <= CACHED_MAX {
+    } else if size <= SLAB_MAX {
         front::alloc(medium_class(size), size)
     } else {
         null_mut()
@@ -54,7 +54,7 @@ pub fn alloc_of_class(class: usize, size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 fn alloc_slow(size: usize) -> *mut u8 {
-    let p = if size <= CACHED_MAX { alloc_own(small_class(size)) } else { null_mut() };
+    let p = if size <= SLAB_MAX { alloc_own(small_class(size)) } else { null_mut() };
     if p.is_null() { alloc_shared(size) } else { p }
 }
 
@@ -73,12 +73,15 @@ pub fn alloc_own(class: usize) -> *mut u8 {
 #[must_use]
 pub fn alloc_shared(size: usize) -> *mut u8 {
     if size == HUGE_BYTES {
-        return cached(HUGE_CLASS, size);
+        return front::alloc_extent(HUGE_CLASS, size);
     }
     if size > CACHED_MAX {
         return alloc_large(size, 1, false);
     }
-    cached_shared(class_of(size), size)
+    match class_of(size) {
+        class if is_extent(class) => front::alloc_extent(class, size),
+        class => cached_shared(class, size),
+    }
 }
 
 /// A block of `size` zero bytes. Pages that are fresh from the kernel are not written.
@@ -105,8 +108,9 @@ pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
 #[inline(never)]
 fn alloc_aligned_slow(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
+        Some(class) if is_extent(class) => front::alloc_extent(class, size),
         Some(class) => cached(class, size),
-        None if size == HUGE_BYTES && align <= HUGE_BYTES => cached(HUGE_CLASS, size),
+        None if size == HUGE_BYTES && align <= HUGE_BYTES => front::alloc_extent(HUGE_CLASS, size),
         None => alloc_large(size, align, false),
     }
 }
@@ -116,6 +120,7 @@ fn alloc_aligned_slow(size: usize, align: usize) -> *mut u8 {
 #[must_use]
 pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
     match class_of_aligned(size, align, PAGE) {
+        Some(class) if is_extent(class) => zeroed(front::alloc_extent(class, size), size),
         Some(class) => zeroed(cached(class, size), size),
         None => alloc_large(size, align, true),
     }

@@ -19,7 +19,7 @@ use crate::heat::decay::Times;
 use crate::os::Errno;
 use crate::os::linux::{self, Linux};
 use crate::process::{self, HEAP};
-use crate::prof;
+use crate::prof::{self, Period};
 use crate::sync::atomic::{
     AtomicI64, AtomicPtr, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -235,8 +235,15 @@ impl Explicit {
         block[0]
     }
 
-    /// A block of `size` bytes that has no class; null when memory is out. `due`: the profiler records it.
-    pub(crate) fn alloc_large(&self, size: usize, align: usize, zero: bool, due: bool) -> *mut u8 {
+    /// A block of `size` bytes that has no class; null when memory is out. `due`: as for
+    /// [`prof::choose`].
+    pub(crate) fn alloc_large(
+        &self,
+        size: usize,
+        align: usize,
+        zero: bool,
+        due: Period,
+    ) -> *mut u8 {
         let block = self.heap.alloc_large(size, align, zero);
         prof::note_large(&self.heap, block, size, due);
         background::notice();

@@ -16,7 +16,7 @@ use crate::front::size_class::{
 use crate::front::{self, apart, tcaches};
 use crate::os::linux::Linux;
 use crate::process::{self, HEAP};
-use crate::prof;
+use crate::prof::{self, Period};
 
 /// Which cache serves a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl Source {
         }
     }
 
-    fn alloc_large(self, size: usize, align: usize, zero: bool, due: bool) -> *mut u8 {
+    fn alloc_large(self, size: usize, align: usize, zero: bool, due: Period) -> *mut u8 {
         match self {
             Source::Explicit(arena) => arena.alloc_large(size, align, zero, due),
             Source::Automatic(_) => {

@@ -35,7 +35,7 @@ pub(crate) fn peaks(a: &Analysis) -> Result<Vec<(u8, f64, Sum)>, Failure> {
     Ok(rows)
 }
 
-/// What of each component is allocated in a step: the median of whole steps. Nothing where no steps are known.
+/// What of each component is allocated in a step: the mean of whole steps, since a median of samples would be biased. Nothing where no steps are known.
 fn made_in_a_step(a: &Analysis) -> Option<[f64; component::NAMES.len()]> {
     let mut steps: BTreeMap<u64, [f64; component::NAMES.len()]> = BTreeMap::new();
     for event in &a.profile.events {
@@ -51,11 +51,8 @@ fn made_in_a_step(a: &Analysis) -> Option<[f64; component::NAMES.len()]> {
     steps.pop_last();
     let steps: Vec<_> = steps.into_values().collect();
     (!steps.is_empty()).then(|| {
-        std::array::from_fn(|component| {
-            let mut bytes: Vec<f64> = steps.iter().map(|step| step[component]).collect();
-            bytes.sort_by(f64::total_cmp);
-            bytes[bytes.len() / 2]
-        })
+        let all = float(steps.len() as u64);
+        std::array::from_fn(|component| steps.iter().map(|step| step[component]).sum::<f64>() / all)
     })
 }
 

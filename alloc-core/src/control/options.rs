@@ -353,7 +353,7 @@ options! {
     prof: Bool = false, 0..=1, Start, "Record blocks with their call stacks, by samples, for profiles.";
     prof_active: Bool = true, 0..=1, Live, "Records go on; with `prof:true` only. A thread notices a change when it has allocated 2 MiB more.";
     lg_prof_sample: Count = 19, 0..=62, Live, "The mean distance between samples, as the base-2 logarithm of bytes. 0 records every block, each in pages of its own. Blocks above 1 MiB are all recorded.";
-    prof_budget: Count = 2000, 0..=10_000_000, Live, "The most samples in a second, for which the distance between them is raised. 0 sets no limit.";
+    prof_budget: Count = 3000, 0..=10_000_000, Live, "The most samples in a second in the long run, for which the distance between them is raised: a third each for blocks up to 32 KiB, up to 1 MiB and above. 0 sets no limit.";
     prof_seed: Count = 0, 0..=4_294_967_295, Start, "What the choice of samples begins with, for results that can be repeated. 0 begins anew in each process.";
     prof_limit_percent: Count = 0, 0..=100, Live, "Write a dump when the cgroup has so many per cent of its limit, or tasks in it wait for memory, or the process has reached `limit_bytes`. 0: none.";
     prof_oom: Bool = false, 0..=1, Start, "Write a dump when an allocation of the C library's functions fails, the first time.";

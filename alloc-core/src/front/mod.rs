@@ -124,15 +124,50 @@ pub(crate) fn alloc_slow(class: SizeClass, size: usize) -> *mut u8 {
 #[inline(never)]
 fn alloc_at_event(class: SizeClass, size: usize) -> *mut u8 {
     let due = event(size);
+    let block = alloc_chosen(class, size, due);
+    if !block.is_null() {
+        return block;
+    }
+    // SAFETY: the table has an entry for every CPU.
+    unsafe { rseq::pop(hot().table(), usize::from(class)) }
+}
+
+/// Allocates a block of `class`, which are extents of their own, for a request of `size` bytes that is not
+/// counted yet. Null: out of memory.
+///
+/// Such a block is worth more than a sample of it, so the profiler is asked about each.
+#[inline(never)]
+pub(crate) fn alloc_extent(class: SizeClass, size: usize) -> *mut u8 {
+    if tls::count(size) {
+        event(size);
+    }
+    if prof::is_on() {
+        let block = alloc_chosen(class, size, Period::OFF);
+        if !block.is_null() {
+            return block;
+        }
+    }
+    // SAFETY: the table has an entry for every CPU.
+    let block = unsafe { rseq::pop(hot().table(), usize::from(class)) };
+    if !block.is_null() {
+        return block;
+    }
+    let block = alloc_own(usize::from(class));
+    if block.is_null() { refill(class) } else { block }
+}
+
+/// A block that the profiler records, if it chooses this one; null: it doesn't. `due`: as for
+/// [`prof::choose`].
+#[cold]
+#[inline(never)]
+fn alloc_chosen(class: SizeClass, size: usize, due: Period) -> *mut u8 {
     // What a thread that is bound to an arena gets is that arena's, so that its end takes all of it.
     let heap = apart::arena().map_or(&HEAP, |arena| &arena.heap);
     let block = prof::alloc_chosen(heap, class, size, due);
     if !block.is_null() {
         apart::note(size_class::class_bytes(class), 0);
-        return block;
     }
-    // SAFETY: the table has an entry for every CPU.
-    unsafe { rseq::pop(hot().table(), usize::from(class)) }
+    block
 }
 
 /// Frees a block. False, and nothing done: the caller goes on to [`free_slow`], from a cold function of
@@ -147,11 +182,10 @@ pub(crate) unsafe fn free(block: *mut u8) -> bool {
     unsafe { rseq::push_block(block) }
 }
 
-/// Counts `bytes` that are allocated past the caches, by this thread. True: the block is one that the
-/// profiler records.
+/// Counts `bytes` that are allocated past the caches, by this thread: `due` for [`prof::choose`].
 #[inline]
-pub(crate) fn count_allocated(bytes: usize) -> bool {
-    tls::count(bytes) && event(bytes)
+pub(crate) fn count_allocated(bytes: usize) -> Period {
+    if tls::count(bytes) { event(bytes) } else { Period::OFF }
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
@@ -315,15 +349,14 @@ pub(crate) unsafe fn free_slow(code: u8, block: *mut u8) -> bool {
     true
 }
 
-/// Bytes between two events of a thread: one less than a block that has a class and of which the profiler
-/// records all.
+/// Bytes between two events of a thread, at most.
 const EVENT_BYTES: i64 = (2 << 20) - 1;
 
 /// What happens each time a thread has allocated [`EVENT_BYTES`] more or comes to a sample, and at its
-/// first allocation. `size`: the block at hand. True: the profiler records it.
+/// first allocation. `size`: the block at hand. The period by which it is the sample; `OFF`: it isn't one.
 #[cold]
 #[inline(never)]
-fn event(size: usize) -> bool {
+fn event(size: usize) -> Period {
     let tls = tls();
     let allocated = thread_allocated();
     let passed = tls.event_interval.get() - tls.bytes_until_event.get();
@@ -339,7 +372,7 @@ fn event(size: usize) -> bool {
     prof::passed(passed);
     // Who only allocates frees no pages, and may have grown.
     background::notice();
-    chosen && tls.vfork.get() == 0
+    if tls.vfork.get() == 0 { chosen } else { Period::OFF }
 }
 
 /// The thread's way to its next sample.
@@ -368,11 +401,6 @@ fn seed(tls: &Tls) -> u64 {
         0 => nth ^ linux::now_ns(libc::CLOCK_MONOTONIC) ^ core::ptr::from_ref(tls).addr() as u64,
         seed => nth | u64::from(seed),
     }
-}
-
-/// The period with which this thread's last sample was chosen.
-pub(crate) fn sample_period() -> Period {
-    Period(tls().sample_period.get())
 }
 
 /// Whether the profiler, at `period`, chooses a block of `size` bytes, whatever this thread allocated before.

@@ -76,7 +76,7 @@ pub(crate) fn tiny_class(size: usize) -> usize {
     usize::from(TINY[(size + 15) >> 4])
 }
 
-/// The class of a block of `size` bytes above that, up to [`CACHED_MAX`], for the fast path.
+/// The class of a block of `size` bytes above that, up to [`SLAB_MAX`], for the fast path.
 #[inline(always)]
 pub(crate) fn medium_class(size: usize) -> usize {
     usize::from(compute(size))
@@ -117,10 +117,11 @@ pub(crate) fn class_of_aligned(size: usize, align: usize, page: usize) -> Option
     Some(class)
 }
 
-/// As [`class_of_aligned`], where that is the class of the size. `None`: it has to be looked for.
+/// As [`class_of_aligned`], where that is the class of the size and one of slabs. `None`: it has to be
+/// looked for.
 #[inline(always)]
 pub(crate) fn class_at_once(size: usize, align: usize, page: usize) -> Option<SizeClass> {
-    if size > CACHED_MAX || align > page {
+    if size > SLAB_MAX || align > page {
         return None;
     }
     let class = class_of(size.max(align));

@@ -48,7 +48,7 @@ use crate::background;
 use crate::control::options;
 use crate::explicit;
 use crate::front;
-use crate::front::size_class::{CACHED_MAX, SizeClass, class_bytes};
+use crate::front::size_class::{CACHED_MAX, SLAB_MAX, SizeClass, class_bytes};
 use crate::os::linux::{self, Linux};
 use crate::process::{self, HEAP};
 use crate::sync::atomic::{
@@ -61,8 +61,10 @@ static SITES: Sites = Sites::new();
 static TAGS: Tags = Tags::new();
 static LIVE: Live = Live::new();
 static TOTALS: Totals = Totals::new();
-/// Samples of blocks that have a size class, and of larger ones: each has half of the budget.
+/// Samples of blocks up to [`COUNTED_MAX`], up to [`EXACT_ABOVE_BYTES`], and of larger ones: each has a third
+/// of the budget.
 static SMALL: Budget = Budget::new();
+static MIDDLE: Budget = Budget::new();
 static LARGE: Budget = Budget::new();
 /// The step that the program announced last.
 static STEP: AtomicU64 = AtomicU64::new(0);
@@ -71,29 +73,46 @@ static EVER: AtomicBool = AtomicBool::new(false);
 /// Blocks that were chosen and not recorded.
 static MISSED: AtomicU64 = AtomicU64::new(0);
 
+/// Blocks up to this size are chosen as the bytes are counted that a thread allocates. Larger ones are
+/// tossed for, each on its own.
+const COUNTED_MAX: usize = SLAB_MAX;
 /// Blocks above this size are all recorded, as long as the budget allows it.
 const EXACT_ABOVE_BYTES: usize = CACHED_MAX;
+/// The binary logarithm of the period for blocks in between, unless the one for smaller ones is less: few
+/// enough, and each worth more than a sample.
+const LG_MIDDLE_PERIOD: u32 = 16;
 
 /// Whether blocks are recorded.
-fn is_on() -> bool {
+#[inline]
+pub(crate) fn is_on() -> bool {
     (options::prof() && options::prof_active()) || usdt::attached()
 }
 
-/// The period for blocks that have a size class.
+/// The period for blocks up to [`COUNTED_MAX`].
 pub(crate) fn period() -> Period {
     if !is_on() {
         return Period::OFF;
     }
     match options::lg_prof_sample() {
         0 => Period::ALL,
-        lg => Period(1 << (lg + SMALL.doublings()).min(62)),
+        lg => Period(1 << (lg + SMALL.doublings(linux::now_ms(), share())).min(62)),
     }
 }
 
-/// The period for larger blocks, or for all of them.
+/// The period for blocks above that, up to [`EXACT_ABOVE_BYTES`].
+fn middle_period() -> Period {
+    match options::lg_prof_sample() {
+        0 => Period::ALL,
+        lg => Period(1 << (lg.min(LG_MIDDLE_PERIOD) + MIDDLE.doublings(linux::now_ms(), share()))),
+    }
+}
+
+/// The period for still larger ones, or for all blocks.
 fn large_period() -> Period {
-    match LARGE.doublings() {
-        _ if options::lg_prof_sample() == 0 => Period::ALL,
+    if options::lg_prof_sample() == 0 {
+        return Period::ALL;
+    }
+    match LARGE.doublings(linux::now_ms(), share()) {
         0 => Period::ALL,
         doublings => Period((EXACT_ABOVE_BYTES as u64) << doublings),
     }
@@ -111,22 +130,29 @@ fn now_ns() -> u64 {
     linux::now_ns(libc::CLOCK_MONOTONIC)
 }
 
-/// Whether a block of `size` bytes is recorded, and then how many it stands for. `due`: the thread has
-/// come to its next sample.
-pub(crate) fn choose(size: usize, due: bool) -> Option<f64> {
+/// Whether a block of `size` bytes is recorded, and then how many it stands for. `due`: the period by
+/// which the thread has come to its next sample, or `OFF`; it says nothing about a block above
+/// [`COUNTED_MAX`].
+pub(crate) fn choose(size: usize, due: Period) -> Option<f64> {
     if !front::is_profiled() {
         return None;
     }
-    if size <= EXACT_ABOVE_BYTES {
-        return due.then(|| front::sample_period().weight(size));
+    if size <= COUNTED_MAX {
+        return (due != Period::OFF).then(|| due.weight(size));
     }
-    let period = large_period();
+    let period = if size <= EXACT_ABOVE_BYTES { middle_period() } else { large_period() };
     (is_on() && front::toss(period, size)).then(|| period.weight(size))
 }
 
 /// Samples of such blocks.
 fn budget_of(size: usize) -> &'static Budget {
-    if size > EXACT_ABOVE_BYTES { &LARGE } else { &SMALL }
+    if size <= COUNTED_MAX {
+        &SMALL
+    } else if size <= EXACT_ABOVE_BYTES {
+        &MIDDLE
+    } else {
+        &LARGE
+    }
 }
 
 /// A block of `class` from `heap`, for a request of `size` bytes that was chosen and stands for `weight`;
@@ -157,16 +183,16 @@ pub(crate) fn alloc_chosen(
     heap: &Heap<Linux>,
     class: SizeClass,
     size: usize,
-    due: bool,
+    due: Period,
 ) -> *mut u8 {
-    let weight = if due || size > EXACT_ABOVE_BYTES { choose(size, due) } else { None };
+    let weight = if due != Period::OFF || size > COUNTED_MAX { choose(size, due) } else { None };
     weight.map_or(core::ptr::null_mut(), |weight| alloc(heap, class, size, weight))
 }
 
 /// Records a block of `heap` with pages of its own, of a request of `size` bytes, if it is one of those to
-/// be recorded. `due`: it was chosen as one of a size class would be.
+/// be recorded. `due`: as for [`choose`].
 #[inline]
-pub(crate) fn note_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: bool) {
+pub(crate) fn note_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: Period) {
     if !p.is_null() && is_on() {
         choose_large(heap, p, size, due);
     }
@@ -174,7 +200,7 @@ pub(crate) fn note_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: bool)
 
 #[cold]
 #[inline(never)]
-fn choose_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: bool) {
+fn choose_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: Period) {
     let Some(weight) = choose(size, due) else { return };
     if !heap.can_have_record(p) {
         return;
@@ -197,9 +223,14 @@ fn host_block(p: *mut u8, size: usize, usable: usize, weight: f64) -> Block {
     }
 }
 
+/// Samples a second that each budget allows; 0: any number.
+fn share() -> u32 {
+    options::prof_budget().div_ceil(3)
+}
+
 fn spend(budget: &Budget) {
     // Who asks for every block gets every block.
-    if options::lg_prof_sample() > 0 && budget.spend(linux::now_ms(), options::prof_budget() / 2) {
+    if options::lg_prof_sample() > 0 && budget.spend(linux::now_ms(), share()) {
         log::period();
     }
 }

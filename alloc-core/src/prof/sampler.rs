@@ -57,26 +57,38 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// Goes on by `since` bytes, of which the last `size` are the block at hand. True: that block is
-    /// chosen.
-    pub(crate) fn advance(&mut self, period: Period, since: i64, size: usize) -> bool {
-        let mut passed = since;
-        if self.period != period {
+    /// Goes on by `since` bytes, of which the last `size` are the block at hand. The period by which that
+    /// block is the sample, `OFF` if it isn't. From then on `period` counts.
+    ///
+    /// What has passed was on the old period's way, so that decides of it: a block that is there because the
+    /// old distance ends at it is no fair draw for another period.
+    pub(crate) fn advance(&mut self, period: Period, since: i64, size: usize) -> Period {
+        if matches!(period, Period::OFF | Period::ALL) {
+            self.period = period;
+            return period;
+        }
+        let old = self.period;
+        if matches!(old, Period::OFF | Period::ALL) {
+            // Nothing was on its way; the block at hand is the first.
             self.period = period;
             self.draw();
-            passed = i64::try_from(size).unwrap_or(i64::MAX);
+            return self.pass(i64::try_from(size).unwrap_or(i64::MAX));
         }
-        match period {
-            Period::OFF => return false,
-            Period::ALL => return true,
-            _ => {}
+        let chosen = self.pass(since);
+        if period != old {
+            self.period = period;
+            self.draw();
         }
-        self.left = self.left.saturating_sub(passed);
+        chosen
+    }
+
+    fn pass(&mut self, bytes: i64) -> Period {
+        self.left = self.left.saturating_sub(bytes);
         if self.left >= 0 {
-            return false;
+            return Period::OFF;
         }
         self.draw();
-        true
+        self.period
     }
 
     /// Bytes after which to look again; -1: at the next block, whatever its size.
@@ -102,54 +114,72 @@ impl Way {
     }
 }
 
-/// Doubles a period while more samples come than a budget allows, and halves it when they are few.
+/// Samples that may still be taken: so many more each second, up to those of [`SAVED_S`] seconds. The fewer
+/// there are, the more often a period is doubled, so that a load which lasts gets what comes in, a burst after
+/// a quiet time is recorded in full, and a quiet time mends all.
+///
+/// Counts that are lost between threads cost a few samples of precision.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    began_ms: AtomicU64,
-    count: AtomicU32,
+    /// Used of the most that can be saved, thousandths of a sample.
+    used: AtomicU64,
+    /// When that was so, milliseconds.
+    at_ms: AtomicU64,
     doublings: AtomicU32,
 }
 
-/// How long samples are counted before the period is looked at.
-const SPELL_MS: u64 = 250;
+/// What is not used is saved for so long.
+const SAVED_S: u64 = 4;
 /// 2^20 times the period asked for, at most.
 const MOST_DOUBLINGS: u32 = 20;
 
 impl Budget {
     pub(crate) const fn new() -> Self {
-        Self { began_ms: AtomicU64::new(0), count: AtomicU32::new(0), doublings: AtomicU32::new(0) }
+        let [used, at_ms] = [AtomicU64::new(0), AtomicU64::new(0)];
+        Self { used, at_ms, doublings: AtomicU32::new(0) }
     }
 
-    /// How often the period is doubled now.
-    pub(crate) fn doublings(&self) -> u32 {
-        self.doublings.load(Relaxed)
+    /// How often the period is doubled at `now_ms`, where `a_second` samples are allowed (0: any number).
+    pub(crate) fn doublings(&self, now_ms: u64, a_second: u32) -> u32 {
+        self.update(now_ms, a_second, 0).1
     }
 
-    /// Notes a sample at `now_ms`, of which `a_second` are allowed (0: any number). True: the period has
-    /// changed. A count that is lost between threads costs a few samples of precision.
+    /// Notes a sample at `now_ms`, of which `a_second` are allowed. True: the doublings have changed.
     pub(crate) fn spend(&self, now_ms: u64, a_second: u32) -> bool {
-        let quota = u64::from(a_second) * SPELL_MS / 1000;
-        let count = self.count.fetch_add(1, Relaxed) + 1;
-        let doublings = self.doublings();
-        let spell = now_ms.saturating_sub(self.began_ms.load(Relaxed));
-        if quota == 0 {
-            return doublings > 0 && self.start(now_ms, 0);
-        }
-        if spell < SPELL_MS {
-            // Soon enough used up: what is left of the spell is not to cost as much again.
-            return u64::from(count) > quota && self.start(now_ms, doublings + 1);
-        }
-        // A long silence counts as a long spell with few samples.
-        let few = u64::from(count) * SPELL_MS * 4 < quota * spell;
-        let next = if few { doublings.saturating_sub(1) } else { doublings };
-        self.start(now_ms, next)
+        let (old, new) = self.update(now_ms, a_second, 1000);
+        old != new
     }
 
-    fn start(&self, now_ms: u64, doublings: u32) -> bool {
-        self.began_ms.store(now_ms, Relaxed);
-        self.count.store(0, Relaxed);
-        let next = doublings.min(MOST_DOUBLINGS);
-        self.doublings.swap(next, Relaxed) != next
+    /// Uses `more` thousandths; the doublings before and after.
+    fn update(&self, now_ms: u64, a_second: u32, more: u64) -> (u32, u32) {
+        let old = self.doublings.load(Relaxed);
+        let passed = now_ms.saturating_sub(self.at_ms.load(Relaxed));
+        if passed == 0 && more == 0 && a_second > 0 {
+            return (old, old);
+        }
+        let most = u64::from(a_second) * 1000 * SAVED_S;
+        let gained = passed.saturating_mul(u64::from(a_second));
+        let used = self.used.load(Relaxed).saturating_sub(gained).saturating_add(more).min(most);
+        self.used.store(used, Relaxed);
+        self.at_ms.store(now_ms, Relaxed);
+        let new = Self::doublings_at(used, most, old);
+        if new != old {
+            self.doublings.store(new, Relaxed);
+        }
+        (old, new)
+    }
+
+    /// The first half is for bursts; in the second there are [`MOST_DOUBLINGS`] steps, each with a margin so
+    /// that a load between two steps doesn't go to and fro.
+    fn doublings_at(used: u64, most: u64, old: u32) -> u32 {
+        let Some(halves) =
+            (used.saturating_sub(most / 2) * 4 * u64::from(MOST_DOUBLINGS)).checked_div(most)
+        else {
+            return 0;
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "twice the steps at most")]
+        let halves = halves as u32;
+        if halves / 2 > old { halves / 2 } else { old.min(halves.div_ceil(2)) }
     }
 }
 
@@ -191,6 +221,7 @@ fn one_minus_exp(x: f64) -> f64 {
 #[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use super::*;
+    use std::vec::Vec;
 
     #[test]
     fn logarithm_and_exponential_are_those_of_std() {
@@ -222,7 +253,7 @@ mod tests {
             if counter >= 0 {
                 continue;
             }
-            if way.advance(period, interval - counter, *size) {
+            if way.advance(period, interval - counter, *size) != Period::OFF {
                 let weight = period.weight(*size);
                 for (sum, of) in [(&mut blocks, 1.0), (&mut bytes, *size as f64)] {
                     sum.0 += weight * of;
@@ -270,21 +301,42 @@ mod tests {
         assert_eq!(bytes.0, 10.0 * SIZES.iter().sum::<usize>() as f64);
         assert_eq!(estimate(Period::OFF, 10, 1)[0], (0.0, 0.0));
         let mut way = Way { left: 5, period: Period::ALL, random: 0 };
-        assert!(way.advance(Period::ALL, 0, 0), "of no bytes too");
+        assert_eq!(way.advance(Period::ALL, 0, 0), Period::ALL, "of no bytes too");
         assert_eq!(way.next(100), -1);
     }
 
     #[test]
-    fn a_changed_period_is_drawn_anew_and_stays_unbiased() {
+    fn a_period_that_changes_all_the_time_stays_unbiased() {
         let mut way = Way { left: 0, period: Period::OFF, random: 7 };
-        let (mut chosen, size) = (0.0, 1000usize);
-        for i in 0..200_000u32 {
-            let period = Period(if i / 37 % 2 == 0 { 20_000 } else { 300_000 });
-            if way.advance(period, 1000, size) {
-                chosen += period.weight(size);
+        let (mut estimate, mut interval, mut counter) = (0.0, 0i64, 0i64);
+        let blocks = 2_000_000u32;
+        for i in 0..blocks {
+            counter -= 1000;
+            if counter >= 0 {
+                continue;
             }
+            // At each look another one, as with a budget at its limit.
+            let period = Period([20_000, 80_000, 40_000][i as usize % 3]);
+            let chosen = way.advance(period, interval - counter, 1000);
+            if chosen != Period::OFF {
+                estimate += chosen.weight(1000);
+            }
+            interval = way.next(100_000);
+            counter = interval;
         }
-        assert!((chosen / 200_000.0 - 1.0).abs() < 0.05, "{chosen}");
+        assert!((estimate / f64::from(blocks) - 1.0).abs() < 0.02, "{estimate}");
+    }
+
+    #[test]
+    fn on_and_off() {
+        let mut way = Way { left: 0, period: Period::OFF, random: 7 };
+        assert_eq!(way.advance(Period::OFF, 1 << 30, 1 << 20), Period::OFF);
+        let found = (0..1000).filter(|_| {
+            way.advance(Period::OFF, 1 << 20, 16);
+            way.advance(Period(1000), 1 << 20, 1000) != Period::OFF
+        });
+        // Only the block at hand counts, not what passed while it was off.
+        assert!((550..=710).contains(&found.count()), "about 1 - 1/e");
     }
 
     #[test]
@@ -296,28 +348,51 @@ mod tests {
         assert!(way.toss(Period::OFF, 1), "no period: all of them");
     }
 
+    /// Goes on for some seconds with so many tosses in each; the samples taken in each.
+    fn load(budget: &Budget, now_ms: &mut u64, a_second: u64, seconds: usize) -> Vec<u64> {
+        let mut tosses = 0u64;
+        let second = |_| {
+            let mut taken = 0;
+            for _ in 0..1000 {
+                *now_ms += 1;
+                for _ in 0..a_second / 1000 {
+                    tosses += 1;
+                    if tosses.is_multiple_of(1 << budget.doublings(*now_ms, 1000)) {
+                        budget.spend(*now_ms, 1000);
+                        taken += 1;
+                    }
+                }
+            }
+            taken
+        };
+        (0..seconds).map(second).collect()
+    }
+
     #[test]
-    fn the_budget_doubles_under_load_and_comes_back() {
-        let budget = Budget::new();
-        let mut now = 1000;
-        // 10,000 a second for a second, of which 1000 are allowed.
-        let mut taken = 0;
-        for i in 0..10_000u32 {
-            if i % 10 == 0 {
-                now += 1;
-            }
-            if i % (1 << budget.doublings()) == 0 {
+    fn a_load_that_lasts_gets_what_the_budget_allows_and_a_burst_all_of_it() {
+        for rate in [2_000, 10_000, 100_000, 10_000_000] {
+            let (budget, mut now) = (Budget::new(), 1_000_000);
+            let taken = load(&budget, &mut now, rate, 8);
+            let steady = &taken[4..];
+            assert!(steady.iter().all(|n| (500..=1500).contains(n)), "{rate}: {taken:?}");
+            assert!(taken.iter().sum::<u64>() < 4000 + 8 * 1000, "{rate}: {taken:?}");
+            // After a quiet time no block of a burst is left out.
+            now += 4000;
+            assert_eq!(budget.doublings(now, 1000), 0);
+            let burst = (0..1000).all(|_| {
                 budget.spend(now, 1000);
-                taken += 1;
-            }
+                budget.doublings(now, 1000) == 0
+            });
+            assert!(burst);
         }
-        assert!((3..=6).contains(&budget.doublings()), "{}", budget.doublings());
-        assert!(taken < 2500, "{taken}");
-        for _ in 0..100 {
-            now += 100;
-            budget.spend(now, 1000);
-        }
-        assert_eq!(budget.doublings(), 0);
+    }
+
+    #[test]
+    fn no_budget_no_doublings() {
+        let (budget, mut now) = (Budget::new(), 1);
+        load(&budget, &mut now, 100_000, 5);
+        assert!(budget.doublings(now, 1000) > 0);
+        assert_eq!(budget.doublings(now, 0), 0);
         assert!(!budget.spend(now, 0));
     }
 }
