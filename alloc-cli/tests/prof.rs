@@ -465,6 +465,47 @@ fn other_files_are_refused_in_one_line() {
     assert_eq!(missing.status.code(), Some(127));
 }
 
+/// The log of a program that loads a library late and ends by `how`, and the library.
+fn ended_early(how: &str) -> (PathBuf, PathBuf) {
+    let folder = MADE.log.parent().unwrap().join(format!("early-{how}"));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let (program, plugin) = (folder.join("early_end"), folder.join("plugin.so"));
+    thermalloc_tests::compile("prof/early_end.c", &program, &["-O1", "-fPIE", "-pie", "-ldl"]);
+    thermalloc_tests::compile("prof/plugin.c", &plugin, &["-O1", "-shared", "-fPIC"]);
+    let log = folder.join("events.thlog");
+    let mut command = Command::new(&program);
+    command.arg(&plugin).arg(how).env("LD_PRELOAD", &MADE.library);
+    // No dump in between, which has the mappings too.
+    command.env("THERMALLOC_CONF", format!("prof:true,prof_events:{}", log.display()));
+    let ended = thermalloc_tests::output(&mut command);
+    assert!(ended.status.success() || how == "kill", "{how}: {}", text(&ended.stderr));
+    (log, plugin)
+}
+
+#[test]
+fn a_process_that_ends_with_no_handler_leaves_a_log_with_names() {
+    for how in ["_exit", "vfork", "quick_exit", "kill"] {
+        let (log, plugin) = ended_early(how);
+        let said = text(&must(tool().args(["prof", "report", "--json"]).arg(&log)).stdout);
+        let said: Value = serde_json::from_str(&said).unwrap();
+        let sites = said["sites"].as_array().unwrap();
+        let early = f64::from(3 * (2 << 20));
+        let site = sites.iter().find(|site| site["live_bytes"] == early);
+        let site = site.unwrap_or_else(|| panic!("{how}: {said:#}"));
+        let stack: Vec<&str> =
+            site["stack"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        let known = ["keep", "inner", "call", "main"];
+        let at: Vec<_> = known.iter().map(|name| stack.iter().position(|s| s == name)).collect();
+        assert!(at.is_sorted() && at.iter().all(Option::is_some), "{how}: {stack:?}");
+        assert_eq!(said["warnings"].as_array().unwrap().len(), 0, "{how}: {said:#}");
+        // Also where the file of a stack is gone, its name is known.
+        std::fs::remove_file(&plugin).unwrap();
+        let told = text(&must(tool().args(["prof", "report"]).arg(&log)).stdout);
+        assert!(told.contains("plugin.so+0x"), "{how}: {told}");
+    }
+}
+
 #[test]
 fn a_log_that_was_cut_anywhere_is_still_read() {
     let whole = std::fs::read(&MADE.log).unwrap();

@@ -1,7 +1,7 @@
 //! Dumps: what the ledger holds, written to a file while the program runs on.
 use core::ffi::CStr;
 
-use super::file::{Desk, Introduced, Memory, Writer};
+use super::file::{Desk, Memory, Writer};
 use super::names::{self, Why};
 use super::{
     LIVE, MISSED, Period, SITES, STEP, TOTALS, heap_v2, is_on, large_period, log, maps, now_ns,
@@ -87,7 +87,7 @@ pub(super) fn heap_v2_to(path: &CStr) -> Result<(), DumpError> {
 /// Writes a dump of at most `most` bytes; how many it has.
 fn native(path: &CStr, most: u64, reason: &[u8]) -> Result<u64, DumpError> {
     whole_or_none(path, most, |file, memory| {
-        (memory.sequence, memory.introduced) = (0, Introduced::default());
+        memory.begin();
         let mut writer = Writer::new(file, memory);
         header(&mut writer);
         mappings(&mut writer);
@@ -290,14 +290,16 @@ fn option(writer: &mut Writer<'_>, row: &options::Row) {
     }
 }
 
-/// The mappings that have code in them.
-pub(super) fn mappings(writer: &mut Writer<'_>) {
+/// The mappings that have code in them, as far as the file doesn't say so already. False: they can't be read
+/// just now.
+pub(super) fn mappings(writer: &mut Writer<'_>) -> bool {
     let mut base = 0;
     maps::for_each(|mapping| {
         if mapping.offset == 0 {
             base = mapping.start;
         }
-        if mapping.flags & 4 == 0 || mapping.path.is_empty() {
+        let is_code = mapping.flags & 4 != 0 && !mapping.path.is_empty();
+        if !is_code || !writer.maps_anew(&mapping) {
             return;
         }
         let mut text = [0; 64 + 1024];
@@ -313,7 +315,7 @@ pub(super) fn mappings(writer: &mut Writer<'_>) {
             build_id_bytes: id as u32,
             text: Text(&text[..id + len]),
         }));
-    });
+    })
 }
 
 /// The state of the ledger and of the allocator.

@@ -1,6 +1,7 @@
 //! Files of the profiler: records into chunks, chunks into a file, with memory that is mapped once.
 use core::ptr::null_mut;
 
+use super::maps::Mapping;
 use super::sites::MOST_FRAMES;
 use super::{SITES, TAGS, THREADS, map};
 use crate::os::file::File;
@@ -25,10 +26,18 @@ pub(super) struct Desk {
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) frames: [u64; MOST_FRAMES],
-    pub(super) introduced: Introduced,
+    introduced: Introduced,
+    mapped: Mapped,
     /// Number of the file's next chunk.
     pub(super) sequence: u64,
     pub(super) buffer: [u8; BUFFER_BYTES],
+}
+
+impl Memory {
+    /// A file begins: nothing was described in it.
+    pub(super) fn begin(&mut self) {
+        (self.sequence, self.introduced, self.mapped) = (0, Introduced::default(), Mapped::NONE);
+    }
 }
 
 /// The right to a desk, until dropped.
@@ -81,15 +90,16 @@ pub(super) struct Writer<'a> {
     file: &'a File,
     chunk: ChunkWriter<'a>,
     introduced: &'a mut Introduced,
+    mapped: &'a mut Mapped,
     result: Result<(), Errno>,
     records: u64,
 }
 
 impl<'a> Writer<'a> {
     pub(super) fn new(file: &'a File, memory: &'a mut Memory) -> Self {
-        let Memory { introduced, sequence, buffer, .. } = memory;
+        let Memory { introduced, mapped, sequence, buffer, .. } = memory;
         let chunk = ChunkWriter::new(buffer, *sequence);
-        Self { file, chunk, introduced, result: Ok(()), records: 0 }
+        Self { file, chunk, introduced, mapped, result: Ok(()), records: 0 }
     }
 
     pub(super) fn push(&mut self, record: &Record<'_>) {
@@ -118,6 +128,16 @@ impl<'a> Writer<'a> {
     pub(super) fn finish(mut self) -> Result<u64, Errno> {
         self.flush();
         self.result.map(|()| self.chunk.sequence())
+    }
+
+    /// The site that was described last.
+    pub(super) fn last_site(&self) -> u32 {
+        self.introduced.sites.upto
+    }
+
+    /// Whether a mapping is to be described: what the file says last of its place is something else.
+    pub(super) fn maps_anew(&mut self, mapping: &Mapping<'_>) -> bool {
+        self.mapped.enter(mapping)
     }
 
     /// Describes the site, the tag and the thread that the next record names, and all before them.
@@ -186,6 +206,28 @@ pub(super) struct Introduced {
     threads: Numbers,
 }
 
+/// Mappings that a file describes: a hash of each, in a place that its first address chooses. One whose place
+/// another has taken is described again.
+#[derive(Clone, Copy, Debug)]
+struct Mapped([u64; MAPPED]);
+
+const MAPPED: usize = 1024;
+
+impl Mapped {
+    const NONE: Self = Self([0; MAPPED]);
+
+    /// Enters a mapping; false: it is there.
+    fn enter(&mut self, mapping: &Mapping<'_>) -> bool {
+        const FNV: u64 = 0x100_0000_01B3;
+        let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(FNV);
+        let words = [mapping.start as u64, mapping.end as u64, mapping.offset];
+        let hash = words.into_iter().fold(0xCBF2_9CE4_8422_2325, step);
+        let hash = mapping.path.iter().map(|&byte| byte.into()).fold(hash, step);
+        let place = &mut self.0[(mapping.start >> 12) % MAPPED];
+        core::mem::replace(place, hash) != hash
+    }
+}
+
 /// Numbers up to which all were described, but for a few that were not to be had when their turn came: each
 /// belongs to a thread that was about to enter it, and is described when a record names it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -244,5 +286,18 @@ mod tests {
         assert_eq!(describe(&mut numbers, 2000, &[]).len(), 1991);
         assert_eq!(describe(&mut numbers, 7, &[]), [7], "however long ago its turn was");
         assert_eq!(describe(&mut numbers, 0, &[]), []);
+    }
+
+    #[test]
+    fn a_mapping_is_described_when_its_place_is_anothers() {
+        let mut mapped = Mapped::NONE;
+        let at = |start, path| Mapping { start, end: start + 4096, offset: 0, flags: 5, path };
+        assert!(mapped.enter(&at(0x1000, b"/a")));
+        assert!(!mapped.enter(&at(0x1000, b"/a")));
+        assert!(mapped.enter(&at(0x2000, b"/a")));
+        assert!(mapped.enter(&at(0x1000, b"/b")), "instead of the first");
+        assert!(mapped.enter(&at(0x1000, b"/a")), "it is back");
+        assert!(mapped.enter(&Mapping { end: 0x3000, ..at(0x1000, b"/a") }), "and longer");
+        assert!(mapped.enter(&Mapping { offset: 4096, ..at(0x2000, b"/a") }));
     }
 }

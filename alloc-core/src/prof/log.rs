@@ -1,12 +1,14 @@
 //! The log (option `prof_events`): every event of recorded blocks, in the order in which they happened. The
 //! background thread empties the ring into the file; a thread that finds the ring nearly full does so
 //! itself. Where every block is recorded, a thread that finds it full while another writes waits for that.
-//! The file is opened for each write, so that no descriptor is kept.
+//! The file is opened for each write, so that no descriptor is kept. What was written outlives a process that
+//! is killed or leaves by `_exit`, and says by itself which files its stacks lie in: what is mapped is written
+//! when the log begins, and what is new whenever call stacks are.
 //!
 //! A fork's child goes on in a file of its own where the path has `%p` in it, and else records nothing.
 use core::ffi::CStr;
 
-use super::file::{Desk, Introduced, Writer};
+use super::file::{Desk, Writer};
 use super::ring::{Ring, SLOTS, WORDS};
 use super::{DumpError, MISSED, SITES, dump, large_period, live, now_ns};
 use crate::control::options;
@@ -14,7 +16,7 @@ use crate::control::text::Line;
 use crate::os::file::File;
 use crate::os::{Errno, linux};
 use crate::sync::atomic::{
-    AtomicBool, AtomicU32,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, Release},
 };
 use crate::trace_file::expanded;
@@ -35,6 +37,12 @@ const SNAPSHOT_WAITS: u32 = 50;
 /// The writer did not come on for as long as that: it may have been stopped by the thread that would wait. Until
 /// it does nobody waits again.
 static STUCK: AtomicBool = AtomicBool::new(false);
+
+/// Stacks are in the log whose files may not be, and when that is looked at next: threads that allocate much
+/// write often.
+static MODULES: AtomicBool = AtomicBool::new(false);
+static NEXT_MODULES_MS: AtomicU64 = AtomicU64::new(0);
+const MODULES_MS: u64 = 200;
 
 /// What happened to a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -75,10 +83,11 @@ fn begin(path: &CStr) -> Result<(), Errno> {
         return Err(Errno(libc::ENOMEM));
     }
     let memory = &mut *desk.memory;
-    (memory.sequence, memory.introduced) = (0, Introduced::default());
+    memory.begin();
     let file = File::open(path, true)?;
     let mut writer = Writer::new(&file, memory);
     dump::header(&mut writer);
+    MODULES.store(!dump::mappings(&mut writer), Relaxed);
     memory.sequence = writer.finish()?;
     ON.store(true, Release);
     Ok(())
@@ -176,7 +185,12 @@ pub(super) fn write_out() -> bool {
     if !is_on() {
         return false;
     }
-    if append(|writer| drain(writer, SLOTS)).is_err_and(|errno| errno != Errno(libc::EBUSY)) {
+    let write = |writer: &mut Writer<'_>| {
+        let known = writer.last_site();
+        drain(writer, SLOTS);
+        modules(writer, writer.last_site() > known);
+    };
+    if append(write).is_err_and(|errno| errno != Errno(libc::EBUSY)) {
         ON.store(false, Relaxed);
     }
     is_on()
@@ -197,7 +211,7 @@ pub(super) fn snapshot(reason: &[u8]) -> Result<(), DumpError> {
 fn try_snapshot(reason: &[u8]) -> Result<(), Errno> {
     append(|writer| {
         drain(writer, 2 * SLOTS);
-        dump::mappings(writer);
+        MODULES.store(!dump::mappings(writer), Relaxed);
         dump::snapshot(writer, reason);
     })
 }
@@ -223,6 +237,18 @@ fn append(write: impl FnOnce(&mut Writer<'_>)) -> Result<(), Errno> {
     write(&mut writer);
     memory.sequence = writer.finish()?;
     Ok(())
+}
+
+/// Writes what is mapped, if stacks are `new` that may lie in it or there was no time yet for earlier ones.
+fn modules(writer: &mut Writer<'_>, new: bool) {
+    if new {
+        MODULES.store(true, Relaxed);
+    }
+    let now = linux::now_ms();
+    if MODULES.load(Relaxed) && now >= NEXT_MODULES_MS.load(Relaxed) {
+        NEXT_MODULES_MS.store(now + MODULES_MS, Relaxed);
+        MODULES.store(!dump::mappings(writer), Relaxed);
+    }
 }
 
 fn drain(writer: &mut Writer<'_>, most: u64) {
