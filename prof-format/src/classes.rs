@@ -56,7 +56,7 @@ impl<'a> Classes<'a> {
     /// The first line of the user's file that is neither a rule nor a comment.
     pub fn new(user: &'a str) -> Result<Self, BadRule<'a>> {
         for (i, text) in user.lines().enumerate() {
-            if !is_comment(text) && parse(text).is_none() && tensors(text).is_none() {
+            if !(is_comment(text) || parse(text).is_some() || is_list(text)) {
                 return Err(BadRule { line: i + 1, text });
             }
         }
@@ -91,8 +91,18 @@ impl<'a> Classes<'a> {
     /// for an operator) is meant of blocks that come from one.
     #[must_use]
     pub fn allocates_tensors(self, symbol: &str) -> bool {
+        self.lists(TENSORS, symbol)
+    }
+
+    /// Whether a file is one of a runtime that loads models and runs them, and says nothing of its blocks.
+    #[must_use]
+    pub fn is_runtime(self, module: &str) -> bool {
+        self.lists(RUNTIME, module)
+    }
+
+    fn lists(self, list: [&str; 2], name: &str) -> bool {
         let lines = self.user.lines().chain(BUILT_IN.lines());
-        lines.filter_map(tensors).any(|pattern| matches(pattern, symbol))
+        lines.filter_map(|line| listed(line, list)).any(|pattern| matches(pattern, name))
     }
 
     fn indices(self, holds: impl Fn(&Rule<'a>) -> bool) -> impl Iterator<Item = usize> {
@@ -111,10 +121,18 @@ fn is_comment(line: &str) -> bool {
     line.is_empty() || line.starts_with('#')
 }
 
-/// The pattern of a line on functions that allocate tensors.
-fn tensors(line: &str) -> Option<&str> {
-    let rest = line.trim().strip_prefix("tensors")?.trim_start();
-    rest.strip_prefix("symbol:").filter(|pattern| !pattern.is_empty())
+/// Lists, by what their lines begin with: functions that allocate tensors, files of runtimes.
+const TENSORS: [&str; 2] = ["tensors", "symbol:"];
+const RUNTIME: [&str; 2] = ["runtime", "module:"];
+
+/// The pattern of a line of a list.
+fn listed<'a>(line: &'a str, [word, kind]: [&str; 2]) -> Option<&'a str> {
+    let rest = line.trim().strip_prefix(word)?.trim_start();
+    rest.strip_prefix(kind).filter(|pattern| !pattern.is_empty())
+}
+
+fn is_list(line: &str) -> bool {
+    [TENSORS, RUNTIME].into_iter().any(|list| listed(line, list).is_some())
 }
 
 fn parse(line: &str) -> Option<Rule<'_>> {
@@ -181,8 +199,8 @@ mod tests {
     fn every_line_that_is_built_in_is_a_rule() {
         assert!(Classes::new(BUILT_IN).is_ok());
         let lines = BUILT_IN.lines().filter(|line| !is_comment(line)).count();
-        let tensors = BUILT_IN.lines().filter_map(tensors).count();
-        assert_eq!(Classes::new("").unwrap().rules().count() + tensors, lines);
+        let lists = BUILT_IN.lines().filter(|line| is_list(line)).count();
+        assert_eq!(Classes::new("").unwrap().rules().count() + lists, lines);
         assert!(lines > 80);
     }
 
@@ -283,6 +301,17 @@ mod tests {
         assert!(classes.allocates_tensors("tsl::(anonymous namespace)::CPUAllocator::AllocateRaw"));
         assert!(!classes.allocates_tensors("tsl::port::AlignedMalloc"));
         let guess = |stack| of(classes, ("", ""), stack).guess;
+        for runtime in [
+            "/v/onnxruntime/capi/onnxruntime_pybind11_state.cpython-311-x86_64-linux-gnu.so",
+            "/usr/lib/libonnxruntime.so.1.32.0",
+            "/v/openvino/libs/libopenvino_intel_cpu_plugin.so",
+            "/v/openvino/_pyopenvino.cpython-311-x86_64-linux-gnu.so",
+        ] {
+            let rule = of(classes, ("", ""), &[("f", runtime)]);
+            assert!(classes.is_runtime(runtime) && rule.guess, "{runtime}");
+        }
+        assert!(!classes.is_runtime(TF));
+        assert!(Classes::new("runtime module:/m*").unwrap().is_runtime("/mine.so"));
         assert!(!guess(&[("tensorflow::OpRegistry::Register()", TF)]));
         assert!(guess(&[("tensorflow::Nothing::Known()", TF)]));
         assert!(guess(&[("f", TF)]));
@@ -305,6 +334,7 @@ mod tests {
             ("weights", 1),
             ("weights a*", 1),
             ("weights file:a", 1),
+            ("runtime symbol:a", 1),
             ("weights symbol:", 1),
             ("unknown symbol:a", 1),
         ] {

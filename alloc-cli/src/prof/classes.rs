@@ -10,6 +10,7 @@ use thermalloc_prof_format::classes::{Classes, Kind, Rule};
 use thermalloc_prof_format::{Block, component, source};
 
 use super::profile::{Event, Profile, Snapshot};
+use super::runtimes::{Phase, Phases};
 use super::symbols::{Place, Symbols, tidy};
 use crate::failure::Failure;
 
@@ -138,6 +139,8 @@ pub(crate) struct Components {
     weights: HashSet<u64>,
     /// What operators of TensorFlow allocate at a site: a size, or nothing where sizes differ.
     sizes: HashMap<(u32, u32), Option<u64>>,
+    /// What runtimes without symbols were at.
+    phases: Phases,
     /// The program counts steps.
     steps: bool,
 }
@@ -179,6 +182,7 @@ impl Components {
             tensors,
             weights: HashSet::new(),
             sizes: HashMap::new(),
+            phases: Phases::of(profile, symbols, classes, |born, now| is_old(steps, born, now)),
             steps,
         }
     }
@@ -191,7 +195,8 @@ impl Components {
         component: impl Fn(&Self, &Block) -> (u8, By),
     ) {
         for block in blocks {
-            if component(self, block).0 == component::WEIGHTS {
+            let (component, by) = component(self, block);
+            if component == component::WEIGHTS && by != By::Guess {
                 self.weights.insert(block.size);
             }
             if block.tag != 0 {
@@ -204,6 +209,12 @@ impl Components {
     /// What a block is for, at a moment, and how that is known.
     pub(crate) fn of_block(&self, block: &Block, now: Moment) -> (u8, By) {
         let known = self.known(block.site, block.tag, self.may_be_gradient(block));
+        if known.by == By::Guess
+            && known.passing == component::FRAMEWORK
+            && let Some(phase) = self.phases.of_block(block)
+        {
+            return (self.guessed(phase, block, now), By::Guess);
+        }
         if known.kept != known.passing && self.is_old(block, now) {
             return (known.kept, By::Age);
         }
@@ -235,12 +246,26 @@ impl Components {
         self.weights.is_empty() || self.weights.contains(&block.size) && !varies
     }
 
-    fn is_old(&self, block: &Block, now: Moment) -> bool {
-        if self.steps && now.step > 0 && block.step > 0 {
-            return now.step.saturating_sub(block.step) >= PROMOTED_STEPS;
+    /// What a large block of a runtime is, of which nothing but the phase and the age is known.
+    fn guessed(&self, phase: Phase, block: &Block, now: Moment) -> u8 {
+        match phase {
+            Phase::Load if self.is_old(block, now) => component::WEIGHTS,
+            Phase::Load => component::WORKSPACE,
+            Phase::Run => component::ACTIVATIONS,
         }
-        now.time_ns.saturating_sub(block.time_ns) >= PROMOTED_NS
     }
+
+    fn is_old(&self, block: &Block, now: Moment) -> bool {
+        is_old(self.steps, Moment::of_block(block), now)
+    }
+}
+
+/// Whether what was born at a moment is kept. `steps`: the program counts them.
+fn is_old(steps: bool, born: Moment, now: Moment) -> bool {
+    if steps && now.step > 0 && born.step > 0 {
+        return now.step.saturating_sub(born.step) >= PROMOTED_STEPS;
+    }
+    now.time_ns.saturating_sub(born.time_ns) >= PROMOTED_NS
 }
 
 fn of(classes: Classes<'_>, place: &Place) -> First {

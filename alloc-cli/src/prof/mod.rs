@@ -21,6 +21,7 @@ mod profile;
 mod report;
 mod rss;
 mod run;
+mod runtimes;
 mod svg;
 mod symbols;
 mod table;
