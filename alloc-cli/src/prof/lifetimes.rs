@@ -12,7 +12,12 @@ use super::table::{Table, count, percent, span};
 use crate::failure::Failure;
 
 pub(crate) fn report(a: &Analysis, top: usize) -> Result<Output, Failure> {
-    let s = a.profile.last()?;
+    // The end of a log without a dump has none.
+    let with_lifetimes = a.profile.snapshots.iter().rev().find(|s| !s.lifetimes.is_empty());
+    let s = match with_lifetimes {
+        Some(s) => s,
+        None => a.profile.last()?,
+    };
     let mut by_site: HashMap<u32, (Vec<f64>, Vec<f64>)> = HashMap::new();
     for l in &s.lifetimes {
         let (times, steps) = by_site.entry(l.site).or_default();

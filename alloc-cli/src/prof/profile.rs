@@ -207,12 +207,17 @@ impl Profile {
         }
         profile.damage = records.damage();
         profile.snapshots.extend(open);
-        // The events say more than a dump that was cut.
-        let cut = profile.snapshots.last().is_none_or(|last| !last.whole);
-        if cut && !profile.events.is_empty() {
-            profile.snapshots.push(profile.replayed());
-        }
+        profile.add_end();
         profile
+    }
+
+    /// A log whose process wrote no dump at its end: the events say more than a dump before, or one that was cut.
+    fn add_end(&mut self) {
+        let Some(end_ns) = self.events.iter().map(Event::time_ns).max() else { return };
+        let is_end = |s: &Snapshot| s.whole && (s.reason == "exit" || s.time_ns >= end_ns);
+        if !self.snapshots.last().is_some_and(is_end) {
+            self.snapshots.push(self.replayed(end_ns));
+        }
     }
 
     fn take(&mut self, record: Record<'_>, open: &mut Option<Snapshot>) {
@@ -305,9 +310,11 @@ impl Profile {
         (self.period_bytes, self.page_bytes) = (process.period_bytes, process.page_bytes.into());
     }
 
-    /// What a log that was cut off before or within its last dump still says.
-    fn replayed(&self) -> Snapshot {
-        let mut live: BTreeMap<u64, Block> = BTreeMap::new();
+    /// The state at the end of a log, by its events, and the last dump for what a fork's child came with.
+    fn replayed(&self, time_ns: u64) -> Snapshot {
+        let dump = self.snapshots.iter().rev().find(|s| s.whole);
+        let dumped = dump.into_iter().flat_map(|dump| &dump.live);
+        let mut live: BTreeMap<u64, Block> = dumped.map(|b| (b.serial, *b)).collect();
         let mut totals: HashMap<(u32, u32, u32), Totals> = HashMap::new();
         let mut step = 0;
         for event in &self.events {
@@ -332,7 +339,7 @@ impl Profile {
             total.weighted_live_bytes += b.weight * float(b.size);
         }
         Snapshot {
-            time_ns: self.events.last().map_or(0, Event::time_ns),
+            time_ns,
             number: 0,
             step,
             reason: "replayed".to_owned(),
@@ -492,4 +499,56 @@ pub(crate) fn float(number: u64) -> f64 {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "casts saturate")]
 pub(crate) fn whole(number: f64) -> u64 {
     number.round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn born(serial: u64, time_ns: u64) -> Block {
+        Block { serial, time_ns, size: 100, weight: 1.0, ..Block::default() }
+    }
+
+    /// A log with a dump at 20, and events until 30.
+    fn log(reason: &str, whole: bool) -> Profile {
+        let freed = |serial, time_ns| Free { serial, time_ns, ..Free::default() };
+        let events = vec![
+            Event::Alloc(born(2, 10)),
+            Event::Alloc(born(3, 11)),
+            Event::Free(freed(1, 12)),
+            Event::Free(freed(2, 25)),
+            Event::Alloc(born(4, 30)),
+        ];
+        // What a fork's child came with is in dumps only: 7.
+        let live = vec![born(2, 10), born(3, 11), born(7, 1)];
+        let reason = reason.to_owned();
+        let dump = Snapshot { time_ns: 20, number: 5, reason, live, whole, ..Snapshot::default() };
+        let mut profile = Profile { events, snapshots: vec![dump], ..Profile::default() };
+        profile.add_end();
+        profile
+    }
+
+    fn end(profile: &Profile) -> (u64, u64, Vec<u64>) {
+        let last = profile.last().unwrap();
+        (last.number, last.time_ns, last.live.iter().map(|block| block.serial).collect())
+    }
+
+    #[test]
+    fn a_log_ends_with_its_events_where_no_dump_says_that_it_is_over() {
+        assert_eq!(end(&log("peak", true)), (0, 30, vec![3, 4, 7]));
+        assert_eq!(end(&log("peak", false)), (0, 30, vec![3, 4]), "of a dump that was cut");
+        assert_eq!(end(&log("exit", true)), (5, 20, vec![2, 3, 7]));
+        assert_eq!(end(&log("exit", false)), (0, 30, vec![3, 4]));
+        let log = log("peak", true);
+        let totals = &log.last().unwrap().totals[0];
+        assert_eq!((totals.all_blocks, totals.live_blocks, totals.live_bytes), (3, 3, 300));
+    }
+
+    #[test]
+    fn a_dump_is_its_own_end() {
+        let dump = Snapshot { time_ns: 20, number: 5, whole: true, ..Snapshot::default() };
+        let mut profile = Profile { snapshots: vec![dump], ..Profile::default() };
+        profile.add_end();
+        assert_eq!(profile.snapshots.len(), 1);
+    }
 }
