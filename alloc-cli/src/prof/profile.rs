@@ -342,7 +342,7 @@ impl Profile {
             time_ns,
             number: 0,
             step,
-            reason: "replayed".to_owned(),
+            reason: "end of the events".to_owned(),
             totals: totals.into_values().collect(),
             live: live.into_values().collect(),
             ..Snapshot::default()

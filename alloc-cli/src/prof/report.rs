@@ -89,10 +89,10 @@ pub(crate) fn report(
         let mut table = Table::new(&["dump", ">after", ">live", ">resident", "why"]);
         for point in &dumps {
             table.row([
-                point.number.to_string(),
+                if point.number > 0 { point.number.to_string() } else { "-".to_owned() },
                 span(point.seconds),
                 bytes(point.live),
-                size(point.resident),
+                if point.resident > 0 { size(point.resident) } else { "-".to_owned() },
                 point.reason.clone(),
             ]);
         }

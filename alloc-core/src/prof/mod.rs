@@ -39,7 +39,7 @@ pub(crate) use pools::report as report_pool;
 pub(crate) use sampler::{Period, Way};
 
 use self::live::{Live, Totals};
-use self::sampler::Budget;
+use self::sampler::{Budget, Strata};
 use self::sites::{MOST_FRAMES, Sites};
 use self::table::{Segments, Shared};
 use self::tags::{Meaning, Tags};
@@ -48,7 +48,9 @@ use crate::background;
 use crate::control::options;
 use crate::explicit;
 use crate::front;
-use crate::front::size_class::{CACHED_MAX, SLAB_MAX, SizeClass, class_bytes};
+use crate::front::size_class::{
+    CACHED_MAX, CLASSES, SLAB_CLASSES, SLAB_MAX, SizeClass, class_bytes, class_of,
+};
 use crate::os::linux::{self, Linux};
 use crate::process::{self, HEAP};
 use crate::sync::atomic::{
@@ -62,9 +64,10 @@ static TAGS: Tags = Tags::new();
 static LIVE: Live = Live::new();
 static TOTALS: Totals = Totals::new();
 /// Samples of blocks up to [`COUNTED_MAX`], up to [`EXACT_ABOVE_BYTES`], and of larger ones: each has a third
-/// of the budget.
+/// of the budget. Those in between share theirs by size class: a program has often a few sizes of which it
+/// makes very many, and they must not hide the others.
 static SMALL: Budget = Budget::new();
-static MIDDLE: Budget = Budget::new();
+static MIDDLE: Strata<{ CLASSES - SLAB_CLASSES }> = Strata::new(middle_bytes);
 static LARGE: Budget = Budget::new();
 /// The step that the program announced last.
 static STEP: AtomicU64 = AtomicU64::new(0);
@@ -99,12 +102,22 @@ pub(crate) fn period() -> Period {
     }
 }
 
-/// The period for blocks above that, up to [`EXACT_ABOVE_BYTES`].
-fn middle_period() -> Period {
+/// The period for a block of `size` bytes, which are more than that and at most [`EXACT_ABOVE_BYTES`].
+fn middle_period(size: usize) -> Period {
     match options::lg_prof_sample() {
         0 => Period::ALL,
-        lg => Period(1 << (lg.min(LG_MIDDLE_PERIOD) + MIDDLE.doublings(linux::now_ms(), share()))),
+        lg => {
+            let asked = Period(1 << lg.min(LG_MIDDLE_PERIOD));
+            let kind = usize::from(class_of(size)) - SLAB_CLASSES - 1;
+            MIDDLE.period(kind, linux::now_ms(), asked, share())
+        }
     }
+}
+
+/// The size of the blocks of a kind of [`MIDDLE`].
+#[allow(clippy::cast_possible_truncation, reason = "CLASSES is below 256")]
+fn middle_bytes(kind: usize) -> usize {
+    class_bytes((kind + SLAB_CLASSES + 1) as SizeClass)
 }
 
 /// The period for still larger ones, or for all blocks.
@@ -140,19 +153,8 @@ pub(crate) fn choose(size: usize, due: Period) -> Option<f64> {
     if size <= COUNTED_MAX {
         return (due != Period::OFF).then(|| due.weight(size));
     }
-    let period = if size <= EXACT_ABOVE_BYTES { middle_period() } else { large_period() };
+    let period = if size <= EXACT_ABOVE_BYTES { middle_period(size) } else { large_period() };
     (is_on() && front::toss(period, size)).then(|| period.weight(size))
-}
-
-/// Samples of such blocks.
-fn budget_of(size: usize) -> &'static Budget {
-    if size <= COUNTED_MAX {
-        &SMALL
-    } else if size <= EXACT_ABOVE_BYTES {
-        &MIDDLE
-    } else {
-        &LARGE
-    }
 }
 
 /// A block of `class` from `heap`, for a request of `size` bytes that was chosen and stands for `weight`;
@@ -173,7 +175,7 @@ fn alloc(heap: &Heap<Linux>, class: SizeClass, size: usize, weight: f64) -> *mut
     if let Some(record) = record(block, 0) {
         heap.set_record(p, record);
     }
-    spend(budget_of(size));
+    spend(size);
     p
 }
 
@@ -209,7 +211,7 @@ fn choose_large(heap: &Heap<Linux>, p: *mut u8, size: usize, due: Period) {
     if let Some(record) = record(host_block(p, size, heap.large_bytes(p), weight), 0) {
         heap.set_record(p, record);
     }
-    spend(budget_of(size));
+    spend(size);
 }
 
 fn host_block(p: *mut u8, size: usize, usable: usize, weight: f64) -> Block {
@@ -228,7 +230,18 @@ fn share() -> u32 {
     options::prof_budget().div_ceil(3)
 }
 
-fn spend(budget: &Budget) {
+/// Notes a sample of a block of `size` bytes.
+fn spend(size: usize) {
+    if size <= COUNTED_MAX {
+        spend_of(&SMALL);
+    } else if size > EXACT_ABOVE_BYTES {
+        spend_of(&LARGE);
+    } else {
+        MIDDLE.spend();
+    }
+}
+
+fn spend_of(budget: &Budget) {
     // Who asks for every block gets every block.
     if options::lg_prof_sample() > 0 && budget.spend(linux::now_ms(), share()) {
         log::period();
@@ -738,7 +751,7 @@ pub(crate) fn device_alloc(device: &DeviceBlock, user: &[u8]) -> u64 {
         ..Block::default()
     };
     let record = record(block, tag);
-    spend(&LARGE);
+    spend_of(&LARGE);
     // The serial tells a record from a later one in the same place.
     record.map_or(0, |record| {
         let serial = LIVE.block(record).map_or(0, |block| block.serial);

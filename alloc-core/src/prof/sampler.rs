@@ -25,6 +25,18 @@ impl Period {
         1.0 / hit
     }
 
+    /// The period by which a block of `size` bytes is chosen with the probability `chance`, which is below 1.
+    fn with_chance(chance: f64, size: usize) -> Self {
+        #[allow(clippy::cast_precision_loss, reason = "a size")]
+        let period = size as f64 / -ln((1.0 - chance).clamp(f64::MIN_POSITIVE, 1.0 - f64::EPSILON));
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "casts saturate"
+        )]
+        Self((period as u64).clamp(1, 1 << 62))
+    }
+
     /// Bytes to the next sample, from a random word.
     pub(crate) fn draw(self, random: u64) -> i64 {
         #[allow(clippy::cast_precision_loss, reason = "53 bits of the word are used")]
@@ -180,6 +192,138 @@ impl Budget {
         #[allow(clippy::cast_possible_truncation, reason = "twice the steps at most")]
         let halves = halves as u32;
         if halves / 2 > old { halves / 2 } else { old.min(halves.div_ceil(2)) }
+    }
+}
+
+/// A budget for kinds of blocks of one size each: how many of each there are is counted, and each gets a period
+/// for a while, so that all samples together are what the budget allows.
+///
+/// Where they would be more, each kind has samples by its size and by the root of its rate. That makes the sum
+/// of what is live known best (Neyman 1934: samples by the deviation of a stratum) where kinds have about the
+/// same number of blocks live, so that those which come fast go fast; and what is rare is known well beside what
+/// comes and goes all the time.
+#[derive(Debug)]
+pub(crate) struct Strata<const KINDS: usize> {
+    kinds: [Stratum; KINDS],
+    /// The size of a kind's blocks.
+    bytes: fn(usize) -> usize,
+    planned_ms: AtomicU64,
+    /// Samples since then.
+    taken: AtomicU32,
+}
+
+#[derive(Debug)]
+struct Stratum {
+    /// Blocks since the last plan.
+    arrived: AtomicU64,
+    /// A mean of the last seconds, thousandths of a block in a second.
+    rate: AtomicU64,
+    /// Bytes; 0: the one asked for.
+    period: AtomicU64,
+}
+
+/// Rates are means of the last seconds, so many, which is also what a burst may save up.
+const RATE_MS: u64 = SAVED_S * 1000;
+/// A plan holds for so long, unless a quarter of a second's samples is taken before.
+const PLAN_MS: u64 = 100;
+
+impl<const KINDS: usize> Strata<KINDS> {
+    pub(crate) const fn new(bytes: fn(usize) -> usize) -> Self {
+        let kinds = [const { Stratum::new() }; KINDS];
+        Self { kinds, bytes, planned_ms: AtomicU64::new(0), taken: AtomicU32::new(0) }
+    }
+
+    /// The period for a block of `kind`, which is there at `now_ms`, where `asked` is asked for and `a_second`
+    /// samples are allowed (0: any number).
+    pub(crate) fn period(&self, kind: usize, now_ms: u64, asked: Period, a_second: u32) -> Period {
+        if a_second == 0 {
+            return asked;
+        }
+        let stratum = &self.kinds[kind];
+        stratum.arrived.fetch_add(1, Relaxed);
+        let planned = self.planned_ms.load(Relaxed);
+        let passed = now_ms.saturating_sub(planned);
+        let early = passed > 0 && self.taken.load(Relaxed) >= a_second.div_ceil(4);
+        if (passed >= PLAN_MS || early)
+            && self.planned_ms.compare_exchange(planned, now_ms, Relaxed, Relaxed).is_ok()
+        {
+            self.plan(passed, asked, a_second);
+        }
+        Period(stratum.period.load(Relaxed).max(asked.0))
+    }
+
+    /// Notes a sample.
+    pub(crate) fn spend(&self) {
+        self.taken.fetch_add(1, Relaxed);
+    }
+
+    #[cold]
+    fn plan(&self, passed_ms: u64, asked: Period, a_second: u32) {
+        self.taken.store(0, Relaxed);
+        // Of each kind: its rate, its part of what there is to share, and how many samples it would have.
+        let mut shares = [(0.0, 0.0, 0.0); KINDS];
+        for (kind, (stratum, share)) in self.kinds.iter().zip(&mut shares).enumerate() {
+            let rate = stratum.update(passed_ms);
+            let size = (self.bytes)(kind);
+            let whole = rate / asked.weight(size);
+            #[allow(clippy::cast_precision_loss, reason = "sizes and rates of some digits")]
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+            let part = size as f64 * ((rate * 1e6) as u64).isqrt() as f64;
+            *share = (rate, part, whole);
+        }
+        let each = Self::level(&shares, f64::from(a_second));
+        for (kind, (stratum, (rate, part, whole))) in self.kinds.iter().zip(shares).enumerate() {
+            let samples = part * each;
+            let period = if samples >= whole {
+                0
+            } else {
+                Period::with_chance(samples / rate, (self.bytes)(kind)).0
+            };
+            stratum.period.store(period, Relaxed);
+        }
+    }
+
+    /// Samples for each unit of a part, so that together they are `budget`; no kind has more than all.
+    fn level(shares: &[(f64, f64, f64); KINDS], budget: f64) -> f64 {
+        let mut each = f64::INFINITY;
+        // Each turn takes kinds out that have all of theirs, and leaves more for the others.
+        for _ in 0..KINDS {
+            let is_whole = |&&(_, part, whole): &&(f64, f64, f64)| part * each >= whole;
+            let whole: f64 = shares.iter().filter(is_whole).map(|share| share.2).sum();
+            let parts: f64 = shares.iter().filter(|share| !is_whole(share)).map(|s| s.1).sum();
+            if parts > 0.0 && whole < budget {
+                let next = (budget - whole) / parts;
+                if next <= each * 1.000_001 && next >= each * 0.999_999 {
+                    break;
+                }
+                each = next;
+            } else if whole > budget {
+                let parts: f64 = shares.iter().map(|share| share.1).sum();
+                each = budget / parts;
+            } else {
+                break;
+            }
+        }
+        each
+    }
+}
+
+impl Stratum {
+    const fn new() -> Self {
+        let [arrived, rate, period] = [const { AtomicU64::new(0) }; 3];
+        Self { arrived, rate, period }
+    }
+
+    /// Its rate, blocks a second, after `passed_ms` more.
+    fn update(&self, passed_ms: u64) -> f64 {
+        #[allow(clippy::cast_precision_loss, reason = "a mean")]
+        let [arrived, before, passed, window] =
+            [self.arrived.swap(0, Relaxed), self.rate.load(Relaxed), passed_ms, RATE_MS]
+                .map(|number| number as f64);
+        let rate = (before * window + arrived * 1e6) / (passed + window);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
+        self.rate.store(rate as u64, Relaxed);
+        rate / 1e3
     }
 }
 
@@ -385,6 +529,88 @@ mod tests {
             });
             assert!(burst);
         }
+    }
+
+    const KIND_BYTES: [usize; 8] = [65536, 65536, 65536, 65536, 65536, 65536, 262_144, 1 << 20];
+    const ASKED: Period = Period(64 << 10);
+
+    /// Goes on for some seconds with so many blocks of each kind in each; the samples of each in a second of the
+    /// last half, and how many blocks they stand for.
+    fn strata(rates: [u64; 8], a_second: u32, seconds: u64) -> [(u64, f64); 8] {
+        let budget = Strata::<8>::new(|kind| KIND_BYTES[kind]);
+        let (mut taken, mut due) = ([(0, 0.0); 8], [0; 8]);
+        let mut way = Way { left: 0, period: Period::OFF, random: 5 };
+        for ms in 0..seconds * 1000 {
+            for (kind, rate) in rates.iter().enumerate() {
+                due[kind] += rate;
+                while due[kind] >= 1000 {
+                    due[kind] -= 1000;
+                    let period = budget.period(kind, 1_000_000 + ms, ASKED, a_second);
+                    if way.toss(period, KIND_BYTES[kind]) {
+                        budget.spend();
+                        if ms >= seconds * 500 {
+                            taken[kind].0 += 1;
+                            taken[kind].1 += period.weight(KIND_BYTES[kind]);
+                        }
+                    }
+                }
+            }
+        }
+        taken.map(|(n, stands)| (n * 2 / seconds, stands * 2.0 / seconds as f64))
+    }
+
+    #[test]
+    fn what_is_rare_is_known_beside_what_comes_all_the_time() {
+        let rates = [20_000, 50, 50, 100, 50, 50, 150, 150];
+        let taken = strata(rates, 1000, 60);
+        let sum: u64 = taken.iter().map(|kind| kind.0).sum();
+        assert!((900..=1100).contains(&sum), "{taken:?}");
+        for ((n, stands), rate) in taken.iter().zip(rates) {
+            assert!((stands / rate as f64 - 1.0).abs() < 0.1, "{rate}: {taken:?}");
+            // One in twenty if all were alike.
+            assert!(*n >= rate * 3 / 10 || rate == 20_000, "{rate}: {taken:?}");
+        }
+        assert!(taken[7].0 >= 149, "large ones all: {taken:?}");
+    }
+
+    #[test]
+    fn many_kinds_share_the_budget() {
+        for rates in [[50_000, 10_000, 2_000, 40, 40, 40, 40, 40], [3_000; 8], [200_000; 8]] {
+            let taken = strata(rates, 1000, 40);
+            let sum: u64 = taken.iter().map(|kind| kind.0).sum();
+            assert!((900..=1100).contains(&sum), "{taken:?}");
+        }
+        let taken = strata([300, 0, 0, 0, 0, 0, 0, 0], 1000, 20);
+        assert!((170..=210).contains(&taken[0].0), "1 - 1/e of them: {taken:?}");
+        let taken = strata([0, 0, 0, 0, 0, 0, 0, 9000], 0, 4);
+        assert!(taken[7].0 > 8990, "no budget: {taken:?}");
+    }
+
+    #[test]
+    fn a_burst_after_a_quiet_time_is_recorded_as_asked() {
+        let budget = Strata::<8>::new(|kind| KIND_BYTES[kind]);
+        let mut taken = 0;
+        for block in 0..2_000_000u64 {
+            let period = budget.period(7, 1_000_000 + block / 1000, ASKED, 1000);
+            let mut way = Way { left: 0, period, random: block };
+            taken += u64::from(way.toss(period, KIND_BYTES[7]));
+            if way.toss(period, KIND_BYTES[7]) {
+                budget.spend();
+            }
+            if block < 3900 {
+                assert_eq!(period, ASKED, "{block}");
+            }
+        }
+        assert!(taken < 40_000, "{taken} in two seconds of a million blocks each");
+    }
+
+    #[test]
+    fn chances() {
+        for (chance, size) in [(0.5, 100), (1e-9, 1 << 20), (0.999, 40_000)] {
+            let weight = Period::with_chance(chance, size << 10).weight(size << 10);
+            assert!((weight * chance - 1.0).abs() < 1e-4, "{chance} {size}");
+        }
+        assert_eq!(Period::with_chance(0.0, 1 << 20).0, 1 << 62);
     }
 
     #[test]
