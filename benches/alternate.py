@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs a workload of frameworks with the profiler off and on by turns within one process: for overhead.py --within.
 
-  alternate.py PAIRS PROGRAM [ARGUMENT...]
+  alternate.py PAIRS SECONDS PROGRAM [ARGUMENT...]
 
-PROGRAM hands its steps to `common.measure`, which is replaced here: a phase is some whole cycles of steps, half a
-second at least, and its cost the process's CPU time for a step. One JSON line: [[off, on, seconds off, seconds on], ...].
+PROGRAM hands its steps to `common.measure`, which is replaced here: a phase is some whole cycles of steps, of about
+SECONDS, and its cost the process's CPU time for a step. One JSON line: [[off, on, seconds off, seconds on], ...].
 """
 import ctypes
 import gc
@@ -14,8 +14,6 @@ import resource
 import runpy
 import sys
 import time
-
-PHASE_S = 0.5
 
 
 def switch(on):
@@ -37,14 +35,14 @@ def phase(steps, cycles):
     return (r1.ru_utime + r1.ru_stime - r0.ru_utime - r0.ru_stime) / n, (t1 - t0) / n
 
 
-def measure(pairs):
+def measure(pairs, phase_s):
     def measured(args, steps, name, extra=None, items_per_cycle=None):
         end = time.perf_counter() + args.warmup
         while time.perf_counter() < end:
             _, seconds = phase(steps, 1)
         gc.collect()
         gc.disable()
-        cycles = max(1, round(PHASE_S / (seconds * len(steps))))
+        cycles = max(1, round(phase_s / (seconds * len(steps))))
         rows = []
         for pair in range(pairs):
             found = {}
@@ -58,10 +56,10 @@ def measure(pairs):
 
 
 def main():
-    pairs, program, sys.argv = int(sys.argv[1]), sys.argv[2], sys.argv[2:]
+    pairs, phase_s, program, sys.argv = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], sys.argv[3:]
     sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
     import common
-    common.measure = measure(pairs)
+    common.measure = measure(pairs, phase_s)
     runpy.run_path(program, run_name="__main__")
 
 

@@ -9,7 +9,9 @@
 
 Two runs of a program differ by more than the profiler costs: where its pages lie, what the machine does meanwhile. So
 with --within a pair is two phases of one process, one after the other, with records switched off and on; what is left
-out is only what prof:true costs where nothing is recorded (tests/fast_path.golden: not one instruction).
+out is only what prof:true costs where nothing is recorded (tests/fast_path.golden: not one instruction). What the
+budget of samples saves up while records are off it spends while they are on, so a program at its budget shows up to
+twice the cost that it has when they are always on.
 
 The interval is that of the sign test (order statistics of the ratios, no assumption on how they are spread),
 and a bootstrap's beside it. --samples explains the result from below: samples a second at the default
@@ -227,7 +229,7 @@ class Workload:
     def within(self, a, env):
         python, *program = self.argv
         with tempfile.TemporaryDirectory() as tmp:
-            run = subprocess.run([python, str(HERE / "alternate.py"), str(a.pairs), *program], env={**env, "TMPDIR": tmp},
+            run = subprocess.run([python, str(HERE / "alternate.py"), str(a.pairs), str(a.phase_s), *program], env={**env, "TMPDIR": tmp},
                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=self.timeout * 10, text=True)
         lines = [line for line in run.stdout.splitlines() if line.startswith("[[")]
         if run.returncode or not lines:
@@ -364,6 +366,7 @@ def main():
     p.add_argument("--off", default="", help="options of the run that it is compared with")
     p.add_argument("--within", action="store_true", help="pairs are turns of one process")
     p.add_argument("--processes", type=int, default=3, help="--within: so many processes (default: %(default)s)")
+    p.add_argument("--phase-s", type=float, default=0.5, help="--within: length of a framework's phase, s (default: %(default)s)")
     p.add_argument("--null", action="store_true", help="compare off with off")
     p.add_argument("--samples", action="store_true", help="count samples and measure one, in place of pairs")
     p.add_argument("--sample-ns", type=float, default=1700, help="frameworks: what a sample costs (default: %(default)s, redis's)")
